@@ -1,0 +1,168 @@
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+use crate::layout::SplitOptions;
+use crate::units::{parse_file_size, parse_size};
+use crate::views::Kind;
+
+const AFTER: &str = "\
+Examples:
+  ggufuse mount model-00001-of-00004.gguf /mnt/model        /mnt/model/model.gguf, one merged file
+  ggufuse mount model.gguf /mnt/model --split-max-size 2G   /mnt/model/model-00001-of-0000N.gguf …
+  ggufuse mount model.gguf /mnt/model --max-file-size fat32 every shard fits FAT32, header included
+  ggufuse plan model.gguf --split-max-size 2G               the shards, without touching anything
+  ggufuse unmount /mnt/model
+
+Exit codes: 0 ok, 1 failed, 2 usage, 3 does not fit, 4 invalid or incomplete GGUF, 5 mount failed.";
+
+/// Show GGUF models merged or sharded, read-only, without copying
+#[derive(Debug, Parser)]
+#[command(version, after_help = AFTER, max_term_width = 110)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    pub verb: Verb,
+    /// Log more (-v: debug, -vv: trace); RUST_LOG overrides
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub verbose: u8,
+    /// Log errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Verb {
+    /// Mount a model; returns once the mount answers
+    Mount(Mount),
+    /// Unmount
+    #[command(visible_alias = "umount")]
+    Unmount {
+        /// Where the model is mounted
+        mountpoint: PathBuf,
+        /// Detach now, even if files are open; also clears a stale mount
+        #[arg(short = 'z', long)]
+        lazy: bool,
+    },
+    /// List ggufuse mounts with their sources and statistics
+    Status {
+        /// Only this mount
+        mountpoint: Option<PathBuf>,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the shards that a model would be shown as
+    Plan {
+        /// A GGUF file, a member of a shard set, or a directory with one model
+        source: PathBuf,
+        #[command(flatten)]
+        split: Split,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print version, alignment, keys and shards of a model
+    Inspect {
+        /// A GGUF file, a member of a shard set, or a directory with one model
+        source: PathBuf,
+        /// With the tensor table
+        #[arg(long)]
+        tensors: bool,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Validate a model: exit 0 when it can be served, 4 with every problem named when not
+    Check {
+        /// A GGUF file, a member of a shard set, or a directory with one model
+        source: PathBuf,
+    },
+    /// Print shell completions
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page
+    Man,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Mount {
+    /// A GGUF file, a member of a shard set, or a directory with one model
+    pub source: PathBuf,
+    /// An empty directory
+    pub mountpoint: PathBuf,
+    /// What to show: of a single file its shards, of a set the merged file, unless told otherwise
+    #[arg(long, value_enum, default_value_t)]
+    pub view: ViewArg,
+    /// Headers of a merged view: as `llama-gguf-split --merge` writes them, or clean of split.* keys
+    #[arg(long, value_enum, default_value_t)]
+    pub headers: HeadersArg,
+    #[command(flatten)]
+    pub split: Split,
+    /// Stay in the foreground
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Mount options: allow_other, allow_root, auto_unmount, default_permissions, nonempty, ro, nosuid, nodev,
+    /// fsname=NAME, and the long options above as key=value
+    #[arg(short, value_name = "OPTIONS", action = clap::ArgAction::Append)]
+    pub options: Vec<String>,
+    /// Log to this file (default in the background: syslog)
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Tell the parent on stdout when the mount answers
+    #[arg(long, hide = true)]
+    pub report_ready: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+pub(super) enum ViewArg {
+    #[default]
+    Auto,
+    Merged,
+    Shards,
+}
+
+impl From<ViewArg> for Kind {
+    fn from(arg: ViewArg) -> Kind {
+        match arg {
+            ViewArg::Auto => Kind::Auto,
+            ViewArg::Merged => Kind::Merged,
+            ViewArg::Shards => Kind::Shards,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum HeadersArg {
+    #[default]
+    Peer,
+    Clean,
+}
+
+#[derive(Debug, Clone, Copy, ClapArgs)]
+pub(super) struct Split {
+    /// A new shard every N tensors [default: 128 when no limit is given]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "split_max_size")]
+    pub split_max_tensors: Option<u64>,
+    /// Bytes of tensor data per shard, headers not counted: 2G, 500MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub split_max_size: Option<u64>,
+    /// Bytes of a whole shard file, never exceeded: 2G, 500MiB, or fat32
+    #[arg(long, value_name = "SIZE|fat32", value_parser = parse_file_size)]
+    pub max_file_size: Option<u64>,
+    /// Keep tensors out of the first shard
+    #[arg(long)]
+    pub no_tensor_first_split: bool,
+}
+
+impl From<&Split> for SplitOptions {
+    fn from(s: &Split) -> SplitOptions {
+        SplitOptions {
+            max_tensors: s.split_max_tensors,
+            max_size: s.split_max_size,
+            max_file_size: s.max_file_size,
+            no_tensor_first: s.no_tensor_first_split,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Background start: the same command runs again as a child in a session of its own and says on stdout when
+//! the mount answers. Readiness is a message, not a sleep; the child's own stderr says what went wrong.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
+
+use super::exit::{self, CliError};
+
+/// Starts the child and waits until it is ready or has failed.
+///
+/// # Errors
+/// `Child` with the child's exit code.
+pub(super) fn start() -> Result<(), CliError> {
+    let failed =
+        |error: io::Error| CliError::Mount(format!("cannot start the background process: {error}"));
+    let mut child = Command::new("/proc/self/exe")
+        .args(std::env::args_os().skip(1))
+        .args(["--foreground", "--report-ready"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let mut said = [0; 1];
+    let ready = child
+        .stdout
+        .take()
+        .map_or(Ok(0), |mut pipe| pipe.read(&mut said))
+        .map_err(failed)?;
+    if ready == 1 {
+        return Ok(());
+    }
+    let status = child.wait().map_err(failed)?;
+    Err(CliError::Child(
+        status
+            .code()
+            .and_then(|c| u8::try_from(c).ok())
+            .filter(|&c| c != exit::OK)
+            .unwrap_or(1),
+    ))
+}
+
+/// In the child, before it mounts: leaves the terminal's session.
+pub(super) fn detach() {
+    // SAFETY: setsid takes no pointers. It fails only for a group leader, which a fresh child is not.
+    unsafe { libc::setsid() };
+}
+
+/// In the child: tells the parent, then lets go of the terminal and of the working directory.
+pub(super) fn report_ready() -> io::Result<()> {
+    let mut out = io::stdout();
+    out.write_all(b"\n")?;
+    out.flush()?;
+    std::env::set_current_dir("/")?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    for fd in [1, 2] {
+        // SAFETY: both descriptors are open; dup2 replaces the second atomically.
+        if unsafe { libc::dup2(null.as_raw_fd(), fd) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}

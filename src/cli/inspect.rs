@@ -1,0 +1,126 @@
+use std::io::Write;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::exit::CliError;
+use crate::gguf::{Kv, ValueType};
+use crate::model;
+
+/// Longer strings are cut in the table; `--json` has them whole.
+const SHOWN: usize = 80;
+
+pub(super) fn run(
+    source: &Path,
+    tensors: bool,
+    json: bool,
+    out: &mut impl Write,
+) -> Result<(), CliError> {
+    let model = model::load(source)?;
+    let Some(first) = model.headers.first() else {
+        return Ok(());
+    };
+    let shards = || model.sources.iter().zip(&model.headers);
+    if json {
+        let table = shards().enumerate().flat_map(|(i, (_, h))| {
+            h.tensors().iter().map(move |t| {
+                json!({ "name": String::from_utf8_lossy(&t.name), "type": t.ty.name(), "dims": t.dims,
+                    "shard": i, "offset": t.offset, "bytes": t.len })
+            })
+        });
+        let mut value = json!({
+            "version": first.version(),
+            "alignment": first.alignment(),
+            "kv": first.kvs().map(|kv| json!({
+                "key": String::from_utf8_lossy(kv.key), "type": kv.ty.name(), "value": value_of(&kv),
+            })).collect::<Vec<_>>(),
+            "shards": shards().map(|(s, h)| json!({
+                "path": s.path().to_string_lossy(), "bytes": s.len(), "n_tensors": h.tensors().len(), "data_offset": h.data_offset(),
+            })).collect::<Vec<_>>(),
+        });
+        if let (true, Some(object)) = (tensors, value.as_object_mut()) {
+            object.insert("tensors".to_owned(), table.collect());
+        }
+        writeln!(out, "{value:#}")?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "version {}, alignment {}",
+        first.version(),
+        first.alignment()
+    )?;
+    for (s, h) in shards() {
+        writeln!(
+            out,
+            "{}: {} bytes, {} tensors, data at {}",
+            s.path().display(),
+            s.len(),
+            h.tensors().len(),
+            h.data_offset()
+        )?;
+    }
+    for kv in first.kvs() {
+        let value = match value_of(&kv) {
+            Value::String(s) if s.chars().count() > SHOWN => {
+                format!("{:?}…", s.chars().take(SHOWN).collect::<String>())
+            }
+            other => other.to_string(),
+        };
+        writeln!(
+            out,
+            "{:<48} {:<5} {value}",
+            String::from_utf8_lossy(kv.key),
+            kv.ty.name()
+        )?;
+    }
+    if tensors {
+        for (i, (_, h)) in shards().enumerate() {
+            for t in h.tensors() {
+                let name = String::from_utf8_lossy(&t.name);
+                writeln!(
+                    out,
+                    "{i:>5} {name:<48} {:<8} {:?} at {} ({} bytes)",
+                    t.ty.name(),
+                    t.dims,
+                    t.offset,
+                    t.len
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn value_of(kv: &Kv<'_>) -> Value {
+    use ValueType::*;
+    match kv.ty {
+        F32 => kv
+            .value
+            .try_into()
+            .map(f32::from_le_bytes)
+            .map_or(Value::Null, |v| json!(v)),
+        F64 => kv
+            .value
+            .try_into()
+            .map(f64::from_le_bytes)
+            .map_or(Value::Null, |v| json!(v)),
+        Bool => json!(kv.value.first().is_some_and(|&b| b != 0)),
+        String => json!(kv.str_bytes().map(std::string::String::from_utf8_lossy)),
+        Array => kv.array().map_or(
+            Value::Null,
+            |(ty, n)| json!({ "of": ty.name(), "count": n }),
+        ),
+        U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64 => {
+            let int = kv.int();
+            // JSON numbers of this library are i64 or u64; the value is one of the two.
+            int.and_then(|i| {
+                i64::try_from(i)
+                    .ok()
+                    .map(|v| json!(v))
+                    .or_else(|| u64::try_from(i).ok().map(|v| json!(v)))
+            })
+            .unwrap_or(Value::Null)
+        }
+    }
+}

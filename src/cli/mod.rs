@@ -1,0 +1,77 @@
+//! The command: the only place that reads arguments, prints, chooses defaults and exits. One file per verb.
+
+mod args;
+mod background;
+mod check;
+mod exit;
+mod inspect;
+mod logging;
+mod mount;
+mod options;
+mod plan;
+mod status;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Args, Verb};
+use exit::CliError;
+
+/// Parses the arguments, runs the verb, prints its error, and returns the documented exit code.
+pub fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // Help and version are no errors: they go to stdout and exit 0.
+            let code = if error.use_stderr() {
+                exit::USAGE
+            } else {
+                exit::OK
+            };
+            drop(error.print());
+            return ExitCode::from(code);
+        }
+    };
+    match run(args) {
+        Ok(()) => ExitCode::from(exit::OK),
+        Err(error) => {
+            drop(writeln!(std::io::stderr(), "ggufuse: {error}"));
+            ExitCode::from(error.code())
+        }
+    }
+}
+
+fn run(args: Args) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    match args.verb {
+        Verb::Mount(verb) => {
+            drop(out);
+            mount::run(&verb, args.verbose, args.quiet)
+        }
+        Verb::Unmount { mountpoint, lazy } => {
+            let point = std::path::absolute(&mountpoint).unwrap_or(mountpoint);
+            crate::mount::unmount(&point, lazy).map_err(|error| {
+                CliError::Failed(format!("{}: cannot unmount: {error}", point.display()))
+            })
+        }
+        Verb::Status { mountpoint, json } => status::run(mountpoint.as_deref(), json, &mut out),
+        Verb::Plan {
+            source,
+            split,
+            json,
+        } => plan::run(&source, &split, json, &mut out),
+        Verb::Inspect {
+            source,
+            tensors,
+            json,
+        } => inspect::run(&source, tensors, json, &mut out),
+        Verb::Check { source } => check::run(&source, &mut out),
+        Verb::Completions { shell } => {
+            clap_complete::generate(shell, &mut Args::command(), "ggufuse", &mut out);
+            Ok(())
+        }
+        Verb::Man => Ok(clap_mangen::Man::new(Args::command()).render(&mut out)?),
+    }
+}

@@ -1,0 +1,150 @@
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::args::{HeadersArg, Mount};
+use super::exit::CliError;
+use super::{background, logging, options};
+use crate::layout::{Piece, SplitOptions};
+use crate::model;
+use crate::mount::{End, MountOptions, check, serve};
+use crate::source::SourceError;
+use crate::vfs::{Fs, VfsError, View, ViewFile};
+use crate::views::{self, ViewOptions};
+
+/// Requests served at a time.
+const THREADS: usize = 4;
+
+pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliError> {
+    let mut args = Mount {
+        options: given.options.clone(),
+        source: given.source.clone(),
+        mountpoint: given.mountpoint.clone(),
+        log_file: given.log_file.clone(),
+        ..*given
+    };
+    let flags = options::apply(&mut args)?;
+    if !args.foreground {
+        return background::start();
+    }
+    logging::start(verbose, quiet, args.log_file.as_deref(), args.report_ready)
+        .map_err(|e| CliError::Failed(format!("cannot open the log: {e}")))?;
+    let source = std::path::absolute(&args.source)
+        .map_err(|e| CliError::Failed(format!("{}: {e}", args.source.display())))?;
+    let point = check(&args.mountpoint, &source, flags.nonempty)
+        .map_err(|e| CliError::Mount(e.to_string()))?;
+    let view_options = ViewOptions {
+        kind: args.view.into(),
+        clean: args.headers == HeadersArg::Clean,
+        split: SplitOptions::from(&args.split),
+    };
+    let view = load(&source, &view_options)?;
+    log::info!(
+        "{}: serving {} file(s) ({}) on {}",
+        source.display(),
+        view.files.len(),
+        view.kind,
+        point.display()
+    );
+    let reload_from = source.clone();
+    let reload = move || {
+        load(&reload_from, &view_options).map_err(|error| {
+            log::error!("{}: cannot serve it again: {error}", reload_from.display());
+            VfsError::Source(SourceError::Changed {
+                path: reload_from.clone(),
+            })
+        })
+    };
+    let fs = Arc::new(Fs::new(view, Box::new(reload)));
+    let mount_options = MountOptions {
+        fsname: flags
+            .fsname
+            .unwrap_or_else(|| source.to_string_lossy().into_owned()),
+        allow_other: flags.allow_other,
+        allow_root: flags.allow_root,
+        default_permissions: flags.default_permissions,
+        auto_unmount: flags.auto_unmount,
+        threads: THREADS,
+    };
+    let ready = || {
+        if args.report_ready {
+            return background::report_ready();
+        }
+        if std::io::stderr().is_terminal() {
+            log::info!(
+                "mounted; stop with Ctrl-C or `ggufuse unmount {}`",
+                point.display()
+            );
+        }
+        Ok(())
+    };
+    if args.report_ready {
+        background::detach();
+    }
+    match serve(fs, &point, &mount_options, ready) {
+        Ok(End::Signal) => log::info!("{}: unmounted on a signal", point.display()),
+        Ok(End::External) => log::info!("{}: unmounted", point.display()),
+        Err(error) => return Err(CliError::Mount(explain(&point, &error))),
+    }
+    Ok(())
+}
+
+/// A mount error with what is usually missing.
+fn explain(point: &Path, error: &std::io::Error) -> String {
+    let hint = if !Path::new("/dev/fuse").exists() {
+        " (/dev/fuse is missing: load the fuse module, or give the container the device)"
+    } else {
+        match error.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                " (as an ordinary user: fusermount3 must be installed, allow_other needs user_allow_other in /etc/fuse.conf, and AppArmor may forbid this mount point)"
+            }
+            std::io::ErrorKind::NotFound => {
+                " (is fusermount3 installed? Debian's package is fuse3)"
+            }
+            _ => "",
+        }
+    };
+    format!("{}: cannot mount: {error}{hint}", point.display())
+}
+
+fn load(source: &Path, options: &ViewOptions) -> Result<View, CliError> {
+    let model = model::load(source)?;
+    let laid_out = views::build(&model, options)?;
+    let paths: Vec<&[u8]> = model
+        .sources
+        .iter()
+        .map(|s| s.path().as_os_str().as_bytes())
+        .collect();
+    let files = laid_out
+        .files
+        .into_iter()
+        .map(|(name, built)| {
+            let mut used: Vec<usize> = built
+                .file
+                .resolve(0, built.file.len())
+                .filter_map(|p| match p {
+                    Piece::Source { source, .. } => Some(source),
+                    Piece::Inline(_) | Piece::Zeros(_) => None,
+                })
+                .collect();
+            used.sort_unstable();
+            used.dedup();
+            let text = used
+                .iter()
+                .filter_map(|&i| paths.get(i).copied())
+                .collect::<Vec<_>>()
+                .join(&b"\n"[..]);
+            ViewFile {
+                name,
+                content: built.file,
+                sources_text: text,
+            }
+        })
+        .collect();
+    Ok(View {
+        files,
+        sources: model.sources,
+        kind: laid_out.kind,
+    })
+}

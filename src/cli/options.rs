@@ -1,0 +1,102 @@
+//! `-o` options, as mount(8) passes them: a comma-separated list, `\,` for a comma in a value.
+
+use super::args::{HeadersArg, Mount, ViewArg};
+use super::exit::CliError;
+use crate::units::{parse_file_size, parse_size};
+use clap::ValueEnum;
+
+/// What `-o` decides beyond the long options.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct MountFlags {
+    pub allow_other: bool,
+    pub allow_root: bool,
+    pub auto_unmount: bool,
+    pub default_permissions: bool,
+    pub nonempty: bool,
+    pub fsname: Option<String>,
+}
+
+/// Splits at commas that no backslash escapes.
+fn split_list(list: &str) -> Vec<String> {
+    let mut items = vec![String::new()];
+    let mut chars = list.chars();
+    while let Some(c) = chars.next() {
+        let Some(last) = items.last_mut() else { break };
+        match c {
+            '\\' => last.extend(chars.next()),
+            ',' => items.push(String::new()),
+            c => last.push(c),
+        }
+    }
+    items.retain(|item| !item.is_empty());
+    items
+}
+
+/// Applies every `-o` list to the arguments.
+///
+/// # Errors
+/// `Usage` for an unknown option or a value that cannot be read.
+pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
+    let mut flags = MountFlags::default();
+    for item in mount
+        .options
+        .clone()
+        .iter()
+        .flat_map(|list| split_list(list))
+    {
+        let (key, value) = item
+            .split_once('=')
+            .map_or((item.as_str(), None), |(k, v)| (k, Some(v)));
+        let bad = |why: String| CliError::Usage(format!("-o {item}: {why}"));
+        let need = || value.ok_or_else(|| bad("needs a value".to_owned()));
+        match key {
+            "allow_other" => flags.allow_other = true,
+            "allow_root" => flags.allow_root = true,
+            "auto_unmount" => flags.auto_unmount = true,
+            "default_permissions" => flags.default_permissions = true,
+            "nonempty" => flags.nonempty = true,
+            // What every mount of this kind is anyway, and what only mount(8) reads.
+            "ro" | "nosuid" | "nodev" | "auto" | "noauto" | "user" | "users" | "nofail"
+            | "_netdev" | "defaults" => {}
+            key if key.starts_with("x-") => {}
+            "subtype" if need()? == "ggufuse" => {}
+            "fsname" => flags.fsname = Some(need()?.to_owned()),
+            "view" => mount.view = ViewArg::from_str(need()?, false).map_err(bad)?,
+            "headers" => mount.headers = HeadersArg::from_str(need()?, false).map_err(bad)?,
+            "split-max-size" => {
+                mount.split.split_max_size = Some(parse_size(need()?).map_err(bad)?)
+            }
+            "max-file-size" => {
+                mount.split.max_file_size = Some(parse_file_size(need()?).map_err(bad)?)
+            }
+            "split-max-tensors" => {
+                let n = need()?.parse().ok().filter(|&n: &u64| n > 0);
+                mount.split.split_max_tensors =
+                    Some(n.ok_or_else(|| bad("needs a positive number".to_owned()))?);
+            }
+            "no-tensor-first-split" => mount.split.no_tensor_first_split = true,
+            "log-file" => mount.log_file = Some(need()?.into()),
+            _ => return Err(bad("unknown option".to_owned())),
+        }
+    }
+    if mount.split.split_max_size.is_some() && mount.split.split_max_tensors.is_some() {
+        return Err(CliError::Usage(
+            "--split-max-tensors and --split-max-size exclude each other".to_owned(),
+        ));
+    }
+    Ok(flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_can_be_escaped() {
+        assert_eq!(
+            split_list(r"a,fsname=x\,y\\z,,b"),
+            ["a", r"fsname=x,y\z", "b"]
+        );
+        assert!(split_list("").is_empty());
+    }
+}

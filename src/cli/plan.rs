@@ -1,0 +1,47 @@
+use std::io::Write;
+use std::path::Path;
+
+use serde_json::json;
+
+use super::args::Split;
+use super::exit::CliError;
+use crate::layout::SplitOptions;
+use crate::model;
+use crate::views::{self, Kind, ViewOptions};
+
+pub(super) fn run(
+    source: &Path,
+    split: &Split,
+    json: bool,
+    out: &mut impl Write,
+) -> Result<(), CliError> {
+    let model = model::load(source)?;
+    let options = ViewOptions {
+        kind: Kind::Shards,
+        clean: false,
+        split: SplitOptions::from(split),
+    };
+    let files = views::build(&model, &options)?.files;
+    if json {
+        let shards = files.iter().map(|(name, built)| {
+            json!({
+                "name": name.to_string_lossy(), "n_tensors": built.n_tensors, "header_bytes": built.header_len,
+                "tensor_bytes": built.tensor_bytes, "file_bytes": built.file.len(),
+            })
+        });
+        let value = json!({ "n_split": files.len(), "shards": shards.collect::<Vec<_>>() });
+        writeln!(out, "{value:#}")?;
+        return Ok(());
+    }
+    writeln!(out, "n_split: {}", files.len())?;
+    for (i, (_, built)) in files.iter().enumerate() {
+        let size = built.header_len.saturating_add(built.tensor_bytes) / 1_000_000;
+        writeln!(
+            out,
+            "split {:05}: n_tensors = {}, total_size = {size}M",
+            i + 1,
+            built.n_tensors
+        )?;
+    }
+    Ok(())
+}

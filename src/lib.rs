@@ -1,0 +1,15 @@
+//! ggufuse shows GGUF models merged or sharded, read-only, without copying.
+//!
+//! One way data flows: [`source`] -> [`gguf`] -> [`model`] -> [`layout`] -> [`views`] -> [`vfs`] -> [`mount`].
+//! A virtual file is a value, a sorted, gapless list of extents. [`cli`] is the only place that
+//! reads arguments, prints and exits. ARCHITECTURE.md is the map.
+
+pub mod cli;
+pub mod gguf;
+pub mod layout;
+pub mod model;
+pub mod mount;
+pub mod source;
+pub mod units;
+pub mod vfs;
+pub mod views;

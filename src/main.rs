@@ -1,0 +1,5 @@
+//! The `ggufuse` command.
+
+fn main() -> std::process::ExitCode {
+    ggufuse::cli::main()
+}

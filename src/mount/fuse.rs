@@ -1,0 +1,394 @@
+//! The adaptor between FUSE requests and [`Fs`]: translation only.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
+};
+
+use crate::vfs::{Attr, Fs, VfsError, XattrReply, fit};
+
+const TTL: Duration = Duration::from_secs(1);
+const MAX_READAHEAD: u32 = 2 << 20;
+const MAX_WRITE: u32 = 1 << 20;
+const MAX_BACKGROUND: u16 = 64;
+
+thread_local! {
+    /// Each serving thread reads into one buffer that it keeps.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Serves FUSE requests from an [`Fs`].
+#[derive(Debug)]
+pub struct Adaptor {
+    fs: Arc<Fs>,
+    /// The kernel can map files that are opened with direct I/O.
+    direct: AtomicBool,
+}
+
+impl Adaptor {
+    /// An adaptor for `fs`.
+    pub fn new(fs: Arc<Fs>) -> Adaptor {
+        Adaptor {
+            fs,
+            direct: AtomicBool::new(false),
+        }
+    }
+}
+
+/// Runs a callback's body. A panic drops the reply that was moved in, which answers EIO.
+fn guard(operation: &str, body: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(body)).is_err() {
+        log::error!("{operation}: panicked; answered with EIO");
+    }
+}
+
+/// Logs an error, and translates it.
+fn fail(operation: &str, ino: INodeNo, error: &VfsError) -> Errno {
+    let level = match error {
+        VfsError::NotFound | VfsError::NoAttr | VfsError::Range => log::Level::Debug,
+        _ => log::Level::Warn,
+    };
+    log::log!(level, "{operation} of inode {}: {error}", ino.0);
+    Errno::from_i32(error.errno())
+}
+
+fn file_attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attr.ino),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.mtime,
+        mtime: attr.mtime,
+        ctime: attr.mtime,
+        crtime: attr.mtime,
+        kind: kind(attr),
+        perm: attr.mode,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: 0,
+        blksize: attr.blksize,
+        flags: 0,
+    }
+}
+
+fn kind(attr: &Attr) -> FileType {
+    if attr.is_dir {
+        FileType::Directory
+    } else {
+        FileType::RegularFile
+    }
+}
+
+/// Position of a directory entry from the offset that the kernel hands back.
+fn position(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}
+
+fn xattr(
+    ino: INodeNo,
+    operation: &str,
+    value: Result<Vec<u8>, VfsError>,
+    size: u32,
+    reply: ReplyXattr,
+) {
+    match value.and_then(|value| fit(value, size)) {
+        Ok(XattrReply::Size(size)) => reply.size(size),
+        Ok(XattrReply::Data(data)) => reply.data(&data),
+        Err(error) => reply.error(fail(operation, ino, &error)),
+    }
+}
+
+/// A callback that writes: refused.
+macro_rules! read_only {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $reply:ty;)*) => {$(
+        fn $name(&self, _req: &Request, ino: INodeNo, $($arg: $type,)* reply: $reply) {
+            guard(stringify!($name), move || reply.error(fail(stringify!($name), ino, &VfsError::ReadOnly)));
+        }
+    )*};
+}
+
+impl Filesystem for Adaptor {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // A refused value comes back as the largest allowed one.
+        if let Err(most) = config.set_max_readahead(MAX_READAHEAD) {
+            let _ = config.set_max_readahead(most);
+        }
+        if let Err(most) = config.set_max_write(MAX_WRITE) {
+            let _ = config.set_max_write(most);
+        }
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        for wish in [
+            InitFlags::FUSE_ASYNC_READ,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+        ] {
+            if config.add_capabilities(wish).is_err() {
+                log::debug!("the kernel lacks {wish:?}");
+            }
+        }
+        let direct = config
+            .add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP)
+            .is_ok();
+        self.direct.store(direct, Ordering::Relaxed);
+        log::debug!(
+            "files open with {}",
+            if direct {
+                "direct I/O"
+            } else {
+                "the page cache"
+            }
+        );
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        guard("lookup", move || match self.fs.lookup(parent.0, name) {
+            Ok(attr) => reply.entry(&TTL, &file_attr(&attr), Generation(0)),
+            Err(error) => reply.error(fail("lookup", parent, &error)),
+        });
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        guard("getattr", move || {
+            match self.fs.attr(ino.0, fh.map(|fh| fh.0)) {
+                Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
+                Err(error) => reply.error(fail("getattr", ino, &error)),
+            }
+        });
+    }
+
+    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        guard("open", move || match self.fs.open(ino.0, flags.0) {
+            Ok(opened) => {
+                // What maps (or, without direct I/O, reads) have cached stays while the bytes are the same.
+                let mut how = FopenFlags::empty();
+                how.set(FopenFlags::FOPEN_KEEP_CACHE, opened.unchanged);
+                how.set(
+                    FopenFlags::FOPEN_DIRECT_IO,
+                    self.direct.load(Ordering::Relaxed),
+                );
+                reply.opened(FileHandle(opened.fh), how);
+            }
+            Err(error) => reply.error(fail("open", ino, &error)),
+        });
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        guard("read", move || {
+            BUFFER.with_borrow_mut(
+                |buffer| match self.fs.read_into(fh.0, offset, size, buffer) {
+                    Ok(data) => reply.data(data),
+                    Err(error) => reply.error(fail("read", ino, &error)),
+                },
+            );
+        });
+    }
+
+    fn flush(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        guard("flush", move || reply.ok());
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        guard("release", move || match self.fs.release(fh.0) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(fail("release", ino, &error)),
+        });
+    }
+
+    fn fsync(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        guard("fsync", move || reply.ok());
+    }
+
+    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        guard("opendir", move || match self.fs.readdir(ino.0) {
+            Ok(_) => reply.opened(FileHandle(0), FopenFlags::empty()),
+            Err(error) => reply.error(fail("opendir", ino, &error)),
+        });
+    }
+
+    fn readdir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        guard("readdir", move || match self.fs.readdir(ino.0) {
+            Ok(items) => {
+                for (next, item) in (1u64..).zip(&items).skip(position(offset)) {
+                    if reply.add(INodeNo(item.attr.ino), next, kind(&item.attr), &item.name) {
+                        break;
+                    }
+                }
+                reply.ok();
+            }
+            Err(error) => reply.error(fail("readdir", ino, &error)),
+        });
+    }
+
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        guard("readdirplus", move || match self.fs.readdir(ino.0) {
+            Ok(items) => {
+                for (next, item) in (1u64..).zip(&items).skip(position(offset)) {
+                    let attr = file_attr(&item.attr);
+                    if reply.add(attr.ino, next, &item.name, &TTL, &attr, Generation(0)) {
+                        break;
+                    }
+                }
+                reply.ok();
+            }
+            Err(error) => reply.error(fail("readdirplus", ino, &error)),
+        });
+    }
+
+    fn releasedir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        guard("releasedir", move || reply.ok());
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        guard("statfs", move || {
+            let s = self.fs.statfs();
+            reply.statfs(
+                s.blocks,
+                0,
+                0,
+                s.files,
+                0,
+                s.block_size,
+                s.name_len,
+                s.block_size,
+            );
+        });
+    }
+
+    fn access(&self, _req: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        guard("access", move || match self.fs.access(ino.0, mask.bits()) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(fail("access", ino, &error)),
+        });
+    }
+
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        guard("getxattr", move || {
+            xattr(ino, "getxattr", self.fs.getxattr(ino.0, name), size, reply)
+        });
+    }
+
+    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        guard("listxattr", move || {
+            xattr(ino, "listxattr", self.fs.listxattr(ino.0), size, reply)
+        });
+    }
+
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        guard("ioctl", move || reply.error(Errno::ENOTTY));
+    }
+
+    // The kernel does the seeking itself from now on.
+    fn lseek(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _offset: i64,
+        _whence: i32,
+        reply: ReplyLseek,
+    ) {
+        guard("lseek", move || reply.error(Errno::ENOSYS));
+    }
+
+    read_only! {
+        setattr(
+            _mode: Option<u32>, _uid: Option<u32>, _gid: Option<u32>, _size: Option<u64>, _atime: Option<TimeOrNow>,
+            _mtime: Option<TimeOrNow>, _ctime: Option<SystemTime>, _fh: Option<FileHandle>, _crtime: Option<SystemTime>,
+            _chgtime: Option<SystemTime>, _bkuptime: Option<SystemTime>, _flags: Option<BsdFileFlags>
+        ) -> ReplyAttr;
+        mknod(_name: &OsStr, _mode: u32, _umask: u32, _rdev: u32) -> ReplyEntry;
+        mkdir(_name: &OsStr, _mode: u32, _umask: u32) -> ReplyEntry;
+        unlink(_name: &OsStr) -> ReplyEmpty;
+        rmdir(_name: &OsStr) -> ReplyEmpty;
+        symlink(_link_name: &OsStr, _target: &Path) -> ReplyEntry;
+        rename(_name: &OsStr, _newparent: INodeNo, _newname: &OsStr, _flags: RenameFlags) -> ReplyEmpty;
+        link(_newparent: INodeNo, _newname: &OsStr) -> ReplyEntry;
+        write(
+            _fh: FileHandle, _offset: u64, _data: &[u8], _write_flags: WriteFlags, _flags: OpenFlags,
+            _lock_owner: Option<LockOwner>
+        ) -> ReplyWrite;
+        create(_name: &OsStr, _mode: u32, _umask: u32, _flags: i32) -> ReplyCreate;
+        setxattr(_name: &OsStr, _value: &[u8], _flags: i32, _position: u32) -> ReplyEmpty;
+        removexattr(_name: &OsStr) -> ReplyEmpty;
+        fallocate(_fh: FileHandle, _offset: u64, _length: u64, _mode: i32) -> ReplyEmpty;
+    }
+}

