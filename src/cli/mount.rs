@@ -39,6 +39,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         clean: args.headers == HeadersArg::Clean,
         split: SplitOptions::from(&args.split),
     };
+    raise_descriptor_limit();
     let view = load(&source, &view_options)?;
     log::info!(
         "{}: serving {} file(s) ({}) on {}",
@@ -88,6 +89,21 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         Err(error) => return Err(CliError::Mount(explain(&point, &error))),
     }
     Ok(())
+}
+
+/// Every shard is an open descriptor: sets of more than 1,000 are common, and so is a soft limit of 1,024.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: both calls take a pointer to a live rlimit.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
 }
 
 /// A mount error with what is usually missing.

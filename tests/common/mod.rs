@@ -1,4 +1,5 @@
 //! Helpers of the integration tests: the peers, the command, mounts that always go away.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::path::{Path, PathBuf};

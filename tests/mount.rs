@@ -1,0 +1,327 @@
+//! The file system through the kernel: attributes, ways to read, sources that change, the ends of a mount.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{GgufBuilder, Mounted, ggufuse};
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn is_mounted(path: &Path) -> bool {
+    fs::read_to_string("/proc/self/mountinfo")
+        .unwrap()
+        .contains(&format!(" {} ", path.display()))
+}
+
+#[test]
+fn every_way_to_read_gives_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(9, 50_000).write(&model);
+    let wanted = fs::read(&model).unwrap();
+    let mount = Mounted::new(&model, &["--view", "merged"]);
+    let path = mount.path().join("m.gguf");
+
+    let meta = fs::metadata(&path).unwrap();
+    assert_eq!(meta.len(), wanted.len() as u64);
+    assert_eq!(meta.mode() & 0o222, 0, "nothing is writable");
+    assert_eq!(meta.mtime(), fs::metadata(&model).unwrap().mtime());
+    assert!(meta.blocks() * 512 >= meta.len());
+
+    assert!(fs::read(&path).unwrap() == wanted, "read");
+    let mut file = File::open(&path).unwrap();
+    for (offset, len) in [
+        (0, 1),
+        (31, 70_000),
+        (200_001, 13),
+        (wanted.len() - 3, 100),
+        (wanted.len() + 5, 10),
+    ] {
+        let mut got = vec![0; len];
+        let n = file.read_at(&mut got, offset as u64).unwrap();
+        let end = (offset + len).min(wanted.len());
+        assert_eq!(&got[..n], &wanted[offset.min(end)..end], "at {offset}");
+    }
+    file.seek(SeekFrom::Start(7)).unwrap();
+    let mut rest = Vec::new();
+    file.read_to_end(&mut rest).unwrap();
+    assert!(rest == wanted[7..], "after a seek");
+
+    for command in [
+        "cp {} {}.out",
+        "dd if={} of={}.out bs=4097 status=none",
+        "dd if={} of={}.out bs=1M iflag=direct status=none",
+        "python3 -c 'import mmap,sys; f=open(sys.argv[1],\"rb\"); open(sys.argv[2]+\".out\",\"wb\").write(mmap.mmap(f.fileno(),0,access=mmap.ACCESS_READ))' {} {}",
+        "python3 -c 'import mmap,sys; f=open(sys.argv[1],\"rb\"); open(sys.argv[2]+\".out\",\"wb\").write(mmap.mmap(f.fileno(),0,flags=mmap.MAP_PRIVATE,prot=mmap.PROT_READ))' {} {}",
+    ] {
+        let copy = dir.path().join("copy");
+        let line = command.replacen("{}", path.to_str().unwrap(), 1).replacen(
+            "{}",
+            copy.to_str().unwrap(),
+            1,
+        );
+        let out = Command::new("sh").args(["-c", &line]).output().unwrap();
+        assert!(out.status.success(), "{line}: {}", text(&out.stderr));
+        assert!(
+            fs::read(dir.path().join("copy.out")).unwrap() == wanted,
+            "{line}"
+        );
+        fs::remove_file(dir.path().join("copy.out")).unwrap();
+    }
+
+    std::thread::scope(|scope| {
+        for thread in 0..4usize {
+            let (file, wanted) = (&file, &wanted);
+            scope.spawn(move || {
+                for i in 0..200usize {
+                    let offset = (i * 7919 + thread * 104_729) % wanted.len();
+                    let mut got = vec![0; 5000];
+                    let n = file.read_at(&mut got, offset as u64).unwrap();
+                    assert!(
+                        got[..n] == wanted[offset..offset + n],
+                        "one descriptor, several readers, at {offset}"
+                    );
+                }
+            });
+        }
+    });
+    drop(file);
+    mount.unmount();
+}
+
+#[test]
+fn nothing_can_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 100).write(&model);
+    let mount = Mounted::new(&model, &["--view", "merged"]);
+    let path = mount.path().join("m.gguf");
+    let is_read_only =
+        |r: std::io::Result<()>| assert_eq!(r.unwrap_err().raw_os_error(), Some(libc::EROFS));
+    is_read_only(File::options().write(true).open(&path).map(drop));
+    is_read_only(File::create(mount.path().join("new")).map(drop));
+    is_read_only(fs::remove_file(&path));
+    is_read_only(fs::rename(&path, mount.path().join("other")));
+    is_read_only(fs::create_dir(mount.path().join("d")));
+    is_read_only(fs::set_permissions(
+        &path,
+        fs::metadata(&model).unwrap().permissions(),
+    ));
+    assert_eq!(
+        fs::metadata(mount.path().join("none"))
+            .unwrap_err()
+            .raw_os_error(),
+        Some(libc::ENOENT)
+    );
+    mount.unmount();
+}
+
+#[test]
+fn a_changed_source_is_estale_for_readers_and_new_for_a_new_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(3, 50_000).write(&model);
+    let mount = Mounted::new(&model, &["--view", "merged"]);
+    let path = mount.path().join("m.gguf");
+    let old = File::open(&path).unwrap();
+    let mut buf = vec![0; 1000];
+    old.read_exact_at(&mut buf, 100_000).unwrap();
+
+    // The same file with other bytes: the handle must not mix.
+    GgufBuilder::sample(4, 60_000).write(&model);
+    assert_eq!(
+        old.read_at(&mut buf, 100_000).unwrap_err().raw_os_error(),
+        Some(libc::ESTALE)
+    );
+    assert!(
+        fs::read(&path).unwrap() == fs::read(&model).unwrap(),
+        "a new open sees the new file"
+    );
+
+    // Truncated: an error for that read, the daemon lives.
+    let open = File::open(&path).unwrap();
+    File::options()
+        .write(true)
+        .open(&model)
+        .unwrap()
+        .set_len(5000)
+        .unwrap();
+    assert_eq!(
+        open.read_at(&mut buf, 100_000).unwrap_err().raw_os_error(),
+        Some(libc::ESTALE)
+    );
+    assert_eq!(
+        File::open(&path).unwrap_err().raw_os_error(),
+        Some(libc::ESTALE)
+    );
+
+    // Whole again, then deleted: open handles go on.
+    GgufBuilder::sample(3, 50_000).write(&model);
+    let kept = File::open(&path).unwrap();
+    let wanted = fs::read(&model).unwrap();
+    fs::remove_file(&model).unwrap();
+    kept.read_exact_at(&mut buf, 100_000).unwrap();
+    assert!(buf == wanted[100_000..101_000]);
+    drop((old, open, kept));
+    mount.unmount();
+}
+
+#[test]
+fn an_external_unmount_ends_the_daemon_and_takes_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 100).write(&model);
+    let point = tempfile::tempdir().unwrap();
+    // Something of someone else's beneath.
+    let run = |args: &[&str]| {
+        let out = Command::new(args[0]).args(&args[1..]).output().unwrap();
+        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+    };
+    let at = point.path().to_str().unwrap();
+    run(&["mount", "-t", "tmpfs", "beneath", at]);
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_ggufuse"))
+        .args(["mount", "-f", model.to_str().unwrap(), at])
+        .spawn()
+        .unwrap();
+    wait_for("the mount", || {
+        point.path().join("m-00001-of-00001.gguf").exists()
+    });
+    run(&["umount", at]);
+    wait_for("the end of the daemon", || {
+        daemon.try_wait().unwrap().is_some()
+    });
+    assert!(is_mounted(point.path()), "the mount beneath was taken too");
+    run(&["umount", at]);
+}
+
+#[test]
+fn signals_unmount() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 100).write(&model);
+    for signal in ["-INT", "-TERM", "-HUP"] {
+        let point = tempfile::tempdir().unwrap();
+        let at = point.path().to_str().unwrap();
+        let mut daemon = Command::new(env!("CARGO_BIN_EXE_ggufuse"))
+            .args(["mount", "-f", model.to_str().unwrap(), at])
+            .spawn()
+            .unwrap();
+        wait_for("the mount", || {
+            point.path().join("m-00001-of-00001.gguf").exists()
+        });
+        let pid = daemon.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args([signal, &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+        wait_for("the end of the daemon", || {
+            daemon.try_wait().unwrap().is_some()
+        });
+        assert!(daemon.wait().unwrap().success());
+        assert!(!is_mounted(point.path()), "{signal}");
+    }
+}
+
+#[test]
+fn bad_mount_points_are_refused_with_exit_5() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 100).write(&model);
+    let refused = |point: &Path, word: &str| {
+        let out = ggufuse(&["mount", model.to_str().unwrap(), point.to_str().unwrap()]);
+        assert_eq!(out.status.code(), Some(5), "{word}: {}", text(&out.stderr));
+        assert!(
+            text(&out.stderr).contains(point.to_str().unwrap()),
+            "{}",
+            text(&out.stderr)
+        );
+    };
+    refused(&dir.path().join("missing"), "missing");
+    refused(&model, "a file");
+    refused(dir.path(), "not empty, and it holds the source");
+    let mount = Mounted::new(&model, &[]);
+    refused(mount.path(), "already mounted");
+    mount.unmount();
+}
+
+#[test]
+fn exit_codes_are_an_interface() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(3, 100_000).write(&model);
+    let name = model.to_str().unwrap();
+    let bad = dir.path().join("bad.gguf");
+    fs::write(&bad, b"GGUF").unwrap();
+    let cases: [(&[&str], i32); 9] = [
+        (&["--help"], 0),
+        (&["check", name], 0),
+        (&["check", "/nonexistent/m.gguf"], 1),
+        (&["frobnicate"], 2),
+        (
+            &[
+                "plan",
+                name,
+                "--split-max-size",
+                "1M",
+                "--split-max-tensors",
+                "3",
+            ],
+            2,
+        ),
+        (&["plan", name, "--split-max-size", "1.5X"], 2),
+        (&["mount", name, "/nonexistent", "-o", "no_such_option"], 2),
+        (&["plan", name, "--max-file-size", "300K"], 3),
+        (&["check", bad.to_str().unwrap()], 4),
+    ];
+    for (args, code) in cases {
+        let out = ggufuse(args);
+        assert_eq!(
+            out.status.code(),
+            Some(code),
+            "{args:?}: {}",
+            text(&out.stderr)
+        );
+    }
+    let out = ggufuse(&["plan", name, "--max-file-size", "300K"]);
+    assert!(
+        text(&out.stderr).contains("blk.0.weight"),
+        "the tensor is named: {}",
+        text(&out.stderr)
+    );
+}
+
+#[test]
+fn status_and_xattrs_tell_what_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 1000).write(&model);
+    let mount = Mounted::new(&model, &["--view", "merged"]);
+    let wanted = fs::read(mount.path().join("m.gguf")).unwrap();
+    let out = ggufuse(&["status", mount.path().to_str().unwrap(), "--json"]);
+    let value: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(value[0]["source"], model.to_str().unwrap());
+    assert_eq!(value[0]["view"], "merged");
+    assert_eq!(value[0]["stats"]["bytes"], wanted.len());
+    mount.unmount();
+}

@@ -1,0 +1,119 @@
+//! An unmodified llama.cpp loads our views and answers exactly as from the source file.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Mounted, peers};
+
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Server {
+    fn start(peers: &Path, model: &Path, mode: &str) -> Server {
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let dir = peers.join("server");
+        let child = Command::new(dir.join("llama-server"))
+            .env("LD_LIBRARY_PATH", &dir)
+            .arg("-m")
+            .arg(model)
+            .args([
+                "--host",
+                "127.0.0.1",
+                "--port",
+                &port.to_string(),
+                "-c",
+                "256",
+                "-np",
+                "1",
+                "--no-warmup",
+                "--load-mode",
+                mode,
+                "-t",
+                "2",
+            ])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut server = Server { child, port };
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while !server
+            .ask("GET", "/health", "")
+            .is_some_and(|text| text.contains("\"ok\""))
+        {
+            assert!(Instant::now() < deadline, "llama-server does not answer");
+            assert!(
+                server.child.try_wait().unwrap().is_none(),
+                "llama-server ended: it could not load {model:?}"
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        server
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        let n = body.len();
+        let head = "Host: localhost\r\nConnection: close\r\nContent-Type: application/json";
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\n{head}\r\nContent-Length: {n}\r\n\r\n{body}"
+        )
+        .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    fn complete(&self) -> String {
+        let body = r#"{"prompt":"The capital of France is","n_predict":16,"temperature":0,"seed":1,"cache_prompt":false}"#;
+        let answer = self.ask("POST", "/completion", body).unwrap();
+        let from = answer.find("\"content\":\"").expect("a completion") + 11;
+        answer[from..].split("\",\"").next().unwrap().to_owned()
+    }
+}
+
+#[test]
+fn llama_server_answers_from_every_view_as_from_the_source() {
+    let peers = peers();
+    let model = peers.join("gemma.gguf");
+    let wanted = Server::start(&peers, &model, "mmap").complete();
+    assert!(!wanted.trim().is_empty());
+    let shards = Mounted::new(&model, &["--split-max-tensors", "60"]);
+    let first = shards.path().join("gemma-00001-of-00004.gguf");
+    // A mount over a mount: the merged file of virtual shards.
+    let merged = Mounted::new(&first, &[]);
+    let whole = merged.path().join("gemma.gguf");
+    for (path, mode) in [
+        (&first, "mmap"),
+        (&first, "none"),
+        (&whole, "mmap"),
+        (&whole, "none"),
+        (&whole, "dio"),
+    ] {
+        let got = Server::start(&peers, path, mode).complete();
+        assert_eq!(got, wanted, "{path:?} with --load-mode {mode}");
+    }
+    merged.unmount();
+    shards.unmount();
+}
