@@ -312,6 +312,33 @@ fn exit_codes_are_an_interface() {
 }
 
 #[test]
+fn options_set_owner_and_mode() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 1000).write(&model);
+    let mount = Mounted::new(
+        &model,
+        &[
+            "-o",
+            "uid=1234,gid=4321,umask=077,view=merged",
+            "-o",
+            r"fsname=a\,b",
+        ],
+    );
+    for path in [mount.path().to_owned(), mount.path().join("m.gguf")] {
+        let meta = fs::metadata(path).unwrap();
+        assert_eq!(
+            (meta.uid(), meta.gid(), meta.mode() & 0o077),
+            (1234, 4321, 0)
+        );
+    }
+    let out = ggufuse(&["status", mount.path().to_str().unwrap(), "--json"]);
+    let value: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(value[0]["source"], "a,b");
+    mount.unmount();
+}
+
+#[test]
 fn status_and_xattrs_tell_what_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("m.gguf");
@@ -323,5 +350,63 @@ fn status_and_xattrs_tell_what_is_served() {
     assert_eq!(value[0]["source"], model.to_str().unwrap());
     assert_eq!(value[0]["view"], "merged");
     assert_eq!(value[0]["stats"]["bytes"], wanted.len());
+    mount.unmount();
+}
+
+#[test]
+fn more_shards_than_the_soft_limit_of_descriptors() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(1148, 8).write(&model);
+    let split = Mounted::new(&model, &["--split-max-tensors", "1"]);
+    assert_eq!(split.names().len(), 1148);
+    let set = tempfile::tempdir().unwrap();
+    for name in split.names() {
+        fs::copy(split.path().join(&name), set.path().join(&name)).unwrap();
+    }
+    split.unmount();
+    let point = tempfile::tempdir().unwrap();
+    let (source, at) = (set.path().to_str().unwrap(), point.path().to_str().unwrap());
+    let line = "ulimit -S -n 1024 && exec \"$0\" mount \"$1\" \"$2\" --headers clean";
+    let out = Command::new("sh")
+        .args(["-c", line, env!("CARGO_BIN_EXE_ggufuse"), source, at])
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let merged = fs::read(point.path().join("m.gguf"));
+    assert!(ggufuse(&["unmount", at]).status.success());
+    assert!(merged.unwrap() == fs::read(&model).unwrap());
+}
+
+#[test]
+fn a_sparse_model_of_a_terabyte() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    // Two I8 tensors: 2^40 bytes, then 64 that say something.
+    let head = GgufBuilder {
+        alignment: 32,
+        tensors: vec![
+            ("big".into(), vec![1 << 40], 24, Vec::new()),
+            ("small".into(), vec![64], 24, Vec::new()),
+        ],
+        ..GgufBuilder::default()
+    };
+    let mut bytes = head.bytes();
+    let second = bytes
+        .len()
+        .min(bytes.windows(5).rposition(|w| w == b"small").unwrap() + 5 + 4 + 8 + 4);
+    bytes[second..second + 8].copy_from_slice(&(1u64 << 40).to_le_bytes());
+    let data = bytes.len() as u64;
+    let file = File::create(&model).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+    let tail: Vec<u8> = (1..=64).collect();
+    file.write_all_at(&tail, data + (1 << 40)).unwrap();
+    let mount = Mounted::new(&model, &["--view", "merged"]);
+    let view = File::open(mount.path().join("m.gguf")).unwrap();
+    assert_eq!(view.metadata().unwrap().len(), data + (1 << 40) + 64);
+    let mut got = vec![1; 96];
+    view.read_exact_at(&mut got, data + (1 << 40) - 32).unwrap();
+    assert_eq!(got, [vec![0; 32], tail].concat());
+    drop(view);
     mount.unmount();
 }

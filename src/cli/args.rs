@@ -104,7 +104,7 @@ pub(super) struct Mount {
     #[arg(short, long)]
     pub foreground: bool,
     /// Mount options: allow_other, allow_root, auto_unmount, default_permissions, nonempty, ro, nosuid, nodev,
-    /// fsname=NAME, and the long options above as key=value
+    /// fsname=NAME, uid=N, gid=N, umask=OCTAL, and the long options above as key=value
     #[arg(short, value_name = "OPTIONS", action = clap::ArgAction::Append)]
     pub options: Vec<String>,
     /// Log to this file (default in the background: syslog)

@@ -10,7 +10,7 @@ use crate::layout::{Piece, SplitOptions};
 use crate::model;
 use crate::mount::{End, MountOptions, check, serve};
 use crate::source::SourceError;
-use crate::vfs::{Fs, VfsError, View, ViewFile};
+use crate::vfs::{Fs, Ownership, VfsError, View, ViewFile};
 use crate::views::{self, ViewOptions};
 
 /// Requests served at a time.
@@ -40,7 +40,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         split: SplitOptions::from(&args.split),
     };
     raise_descriptor_limit();
-    let view = load(&source, &view_options)?;
+    let view = load(&source, &view_options, flags.ownership)?;
     log::info!(
         "{}: serving {} file(s) ({}) on {}",
         source.display(),
@@ -48,9 +48,9 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         view.kind,
         point.display()
     );
-    let reload_from = source.clone();
+    let (reload_from, ownership) = (source.clone(), flags.ownership);
     let reload = move || {
-        load(&reload_from, &view_options).map_err(|error| {
+        load(&reload_from, &view_options, ownership).map_err(|error| {
             log::error!("{}: cannot serve it again: {error}", reload_from.display());
             VfsError::Source(SourceError::Changed {
                 path: reload_from.clone(),
@@ -124,7 +124,7 @@ fn explain(point: &Path, error: &std::io::Error) -> String {
     format!("{}: cannot mount: {error}{hint}", point.display())
 }
 
-fn load(source: &Path, options: &ViewOptions) -> Result<View, CliError> {
+fn load(source: &Path, options: &ViewOptions, ownership: Ownership) -> Result<View, CliError> {
     let model = model::load(source)?;
     let laid_out = views::build(&model, options)?;
     let paths: Vec<&[u8]> = model
@@ -162,5 +162,6 @@ fn load(source: &Path, options: &ViewOptions) -> Result<View, CliError> {
         files,
         sources: model.sources,
         kind: laid_out.kind,
+        ownership,
     })
 }

@@ -3,6 +3,7 @@
 use super::args::{HeadersArg, Mount, ViewArg};
 use super::exit::CliError;
 use crate::units::{parse_file_size, parse_size};
+use crate::vfs::Ownership;
 use clap::ValueEnum;
 
 /// What `-o` decides beyond the long options.
@@ -14,6 +15,7 @@ pub(super) struct MountFlags {
     pub default_permissions: bool,
     pub nonempty: bool,
     pub fsname: Option<String>,
+    pub ownership: Ownership,
 }
 
 /// Splits at commas that no backslash escapes.
@@ -30,6 +32,10 @@ fn split_list(list: &str) -> Vec<String> {
     }
     items.retain(|item| !item.is_empty());
     items
+}
+
+fn number(text: &str, radix: u32) -> Result<u32, String> {
+    u32::from_str_radix(text, radix).map_err(|e| e.to_string())
 }
 
 /// Applies every `-o` list to the arguments.
@@ -60,6 +66,15 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
             | "_netdev" | "defaults" => {}
             key if key.starts_with("x-") => {}
             "subtype" if need()? == "ggufuse" => {}
+            "uid" => flags.ownership.uid = Some(number(need()?, 10).map_err(bad)?),
+            "gid" => flags.ownership.gid = Some(number(need()?, 10).map_err(bad)?),
+            "umask" => {
+                let mask = number(need()?, 8).map_err(bad)?;
+                flags.ownership.umask = u16::try_from(mask)
+                    .ok()
+                    .filter(|&m| m <= 0o777)
+                    .ok_or_else(|| bad("needs an octal mask".to_owned()))?;
+            }
             "fsname" => flags.fsname = Some(need()?.to_owned()),
             "view" => mount.view = ViewArg::from_str(need()?, false).map_err(bad)?,
             "headers" => mount.headers = HeadersArg::from_str(need()?, false).map_err(bad)?,

@@ -102,7 +102,7 @@ pub fn serve(
     loop {
         if session.guard.is_finished() {
             finish(session);
-            if on_top(&mountpoint, &device) {
+            if on_top(&mountpoint, &device) && is_dead(&mountpoint) {
                 // The connection was aborted but the mount is still there, dead.
                 unmount(&mountpoint, true)?;
             }
@@ -142,6 +142,17 @@ fn answers(mountpoint: &Path, below: u64, session: &BackgroundSession) -> io::Re
     }
 }
 
+/// No process answers for what is mounted there. The device number alone does not tell: the next mount may get ours.
+/// Asks with an opendir, as stat may be answered from the kernel's cache.
+fn is_dead(mountpoint: &Path) -> bool {
+    std::fs::read_dir(mountpoint).is_err_and(|error| {
+        matches!(
+            error.raw_os_error(),
+            Some(libc::ENOTCONN | libc::ECONNABORTED)
+        )
+    })
+}
+
 /// Is our mount the one that an unmount of the path would take?
 fn on_top(mountpoint: &Path, device: &str) -> bool {
     let table = mounts().unwrap_or_default();
@@ -159,7 +170,7 @@ fn stop(
     device: &str,
     signals: &mut Signals,
 ) -> io::Result<()> {
-    if !on_top(mountpoint, device) {
+    if session.guard.is_finished() || !on_top(mountpoint, device) {
         if !session.guard.is_finished() {
             log::warn!(
                 "{}: something else is mounted on top; it is left alone",

@@ -424,6 +424,7 @@ mod tests {
             files,
             sources: vec![source],
             kind: "merged",
+            ownership: super::super::Ownership::default(),
         })
     }
 

@@ -7,5 +7,5 @@ mod xattr;
 
 pub use error::VfsError;
 pub use fs::{DirItem, Fs, Opened, StatFs};
-pub use tree::{Attr, BLOCK_SIZE, ROOT, View, ViewFile};
+pub use tree::{Attr, BLOCK_SIZE, Ownership, ROOT, View, ViewFile};
 pub use xattr::{XattrReply, fit};

@@ -35,6 +35,27 @@ pub struct View {
     pub sources: Vec<Source>,
     /// `merged` or `shards`.
     pub kind: &'static str,
+    /// What the mount's options say of owner and mode.
+    pub ownership: Ownership,
+}
+
+/// Owner, group and withheld mode bits, where a mount's options set them; else the process's own and none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ownership {
+    /// Owner of everything.
+    pub uid: Option<u32>,
+    /// Group of everything.
+    pub gid: Option<u32>,
+    /// Mode bits taken away.
+    pub umask: u16,
+}
+
+impl Ownership {
+    fn apply(self, attr: &mut Attr) {
+        attr.uid = self.uid.unwrap_or(attr.uid);
+        attr.gid = self.gid.unwrap_or(attr.gid);
+        attr.mode &= !self.umask;
+    }
 }
 
 /// What stat shows.
@@ -52,9 +73,9 @@ pub struct Attr {
     pub is_dir: bool,
     /// Permission bits.
     pub mode: u16,
-    /// Owner: the user that the process runs as.
+    /// Owner: the user that the process runs as, unless the mount says otherwise.
     pub uid: u32,
-    /// Group that the process runs as.
+    /// Group: likewise.
     pub gid: u32,
     /// Number of links.
     pub nlink: u32,
@@ -110,6 +131,8 @@ impl Tree {
         tree.root.is_dir = true;
         tree.root.mode = 0o555;
         tree.root.nlink = 2;
+        let ownership = tree.view.ownership;
+        ownership.apply(&mut tree.root);
         for (index, file) in tree.view.files.iter().enumerate() {
             let used: BTreeSet<usize> = (file.content.extents().iter())
                 .filter_map(|extent| match extent.content {
@@ -124,7 +147,8 @@ impl Tree {
             let ino = inodes.number(&file.name);
             tree.by_name.insert(file.name.clone(), index);
             tree.by_ino.insert(ino, index);
-            let attr = attr(ino, file.content.len(), &sources);
+            let mut attr = attr(ino, file.content.len(), &sources);
+            ownership.apply(&mut attr);
             tree.nodes.push(Node {
                 attr,
                 used: used.into_iter().collect(),
