@@ -1011,3 +1011,87 @@ proptest! {
         prop_assert!(contents(&merged[0]) == got);
     }
 }
+
+/// Its length comes from the next offset, so nothing else would notice.
+#[test]
+fn unknown_type_past_the_end_is_refused() {
+    for offset in [4096u64, 1 << 40] {
+        let bytes = header(1, 0, &[info(b"t", &[256], 156, offset), vec![0; 99]]);
+        let why = refusal(&bytes);
+        assert_has(&why, &["tensor \"t\"", "past the end"]);
+    }
+}
+
+/// A download cut off exactly where (or before) an unknown-type tensor begins.
+#[test]
+fn unknown_type_cut_off_whole_is_refused() {
+    let mut b = builder(32);
+    add(&mut b, "known", &[64], 24, pattern(64, 1));
+    add(&mut b, "gone", &[256], 156, pattern(160, 2));
+    let bytes = b.bytes();
+    let at = parse(&bytes).tensors()[1].offset as usize;
+    assert_has(&refusal(&bytes[..at]), &["\"gone\""]);
+}
+
+/// Of two tensors at one offset the one without elements has no bytes.
+#[test]
+fn empty_tensor_of_unknown_type_has_no_bytes() {
+    let mut b = builder(32);
+    add(&mut b, "none", &[0], 156, vec![]);
+    add(&mut b, "some", &[256], 156, pattern(160, 2));
+    serves(&b);
+}
+
+/// Version 0 is no big-endian file.
+#[test]
+fn version_0() {
+    let mut bytes = GgufBuilder::sample(1, 8).bytes();
+    bytes[4..8].copy_from_slice(&0u32.to_le_bytes());
+    assert_has(&refusal(&bytes), &["version 0"]);
+}
+
+/// The offset of a duplicate tensor is that of its entry, as for all other tensor problems.
+#[test]
+fn duplicate_tensor_offset() {
+    let infos = [info(b"twice", &[8], 24, 0), info(b"twice", &[8], 24, 32)];
+    let at = 24 + infos[0].len();
+    let why = refusal(&header(2, 0, &[infos.concat(), vec![0; 99]]));
+    assert_has(&why, &[&format!("at byte {at}:")]);
+}
+
+#[test]
+fn overlapping_tensors() {
+    let infos = [info(b"a", &[64], 24, 0), info(b"b", &[64], 24, 32)];
+    let why = refusal(&header(2, 0, &[infos.concat(), vec![0; 199]]));
+    assert_has(&why, &["overlap"]);
+}
+
+#[test]
+fn a_header_of_gigabytes_is_refused_before_it_fills_the_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let entry = kv("huge", ARR, &array(U64, 1 << 30, &[]));
+    fs::write(&path, header(0, 1, &[entry])).unwrap();
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(1 << 34)
+        .unwrap();
+    let mut most = 0;
+    let file = File::open(&path).unwrap();
+    let read = gguf::read(1 << 34, |buf, at| {
+        most = most.max(at + buf.len() as u64);
+        // The rest is a hole: reading it would only cost time.
+        if at == 0 {
+            file.read_exact_at(&mut buf[..4096], 0).unwrap()
+        }
+        Ok::<(), gguf::Error>(())
+    });
+    assert!(
+        read.unwrap_err()
+            .to_string()
+            .contains("the header's length")
+    );
+    assert!(most <= 1 << 30, "{most} bytes were read");
+}

@@ -13,6 +13,8 @@ const MAX_DIMS: u32 = 4;
 /// The smallest entries: a KV (empty key, type, one byte) and a tensor info (empty name, no dims).
 const MIN_KV: u64 = 8 + 4 + 1;
 const MIN_INFO: u64 = 8 + 4 + 4 + 8;
+/// No header of a real model comes near this; without it a sparse file with one huge array would fill the memory.
+const MAX_HEADER: u64 = 1 << 30;
 /// First read; doubled until the header is whole.
 const FIRST_READ: u64 = 1 << 20;
 
@@ -46,6 +48,16 @@ pub fn read<E: From<Error>>(
                 let truncated = matches!(error.problem, Problem::Truncated { .. });
                 if !truncated || want == file_len {
                     return Err(error.into());
+                }
+                if want >= MAX_HEADER {
+                    let problem = Problem::Count {
+                        what: "the header's length",
+                        value: want,
+                    };
+                    return Err(E::from(Error {
+                        offset: error.offset,
+                        problem,
+                    }));
                 }
                 bytes = returned;
                 want = want.saturating_mul(2).min(file_len);
@@ -173,7 +185,7 @@ impl<'a> Cursor<'a> {
         }
         self.take(4, "the magic")?;
         let version = self.u32("the version")?;
-        if version & 0xffff == 0 {
+        if version != 0 && version & 0xffff == 0 {
             return Err(Error::at(4, Problem::BigEndian));
         }
         if version != 2 && version != 3 {
@@ -257,12 +269,14 @@ impl<'a> Cursor<'a> {
         let mut starts = Vec::new();
         let mut seen = HashSet::new();
         for _ in 0..n {
-            starts.push(self.at);
+            let start = self.at;
+            starts.push(start);
             let name = self.string("a tensor's name")?;
             let name = self.slice(&name);
             if !seen.insert(name) {
-                return self.fail(Problem::DuplicateTensor(
-                    String::from_utf8_lossy(name).into_owned(),
+                return Err(Error::at(
+                    start,
+                    Problem::DuplicateTensor(String::from_utf8_lossy(name).into_owned()),
                 ));
             }
             let n_dims = self.u32("a tensor's rank")?;
@@ -324,19 +338,24 @@ impl<'a> Cursor<'a> {
             }
             let Some(at) = data
                 .checked_add(tensor.offset)
-                .filter(|&at| at <= self.file_len || tensor.len == 0)
+                .filter(|&at| at <= self.file_len || tensor.dims.contains(&0))
             else {
                 return fail(format!(
                     "its offset {} lies past the end of the file ({} bytes)",
                     tensor.offset, self.file_len
                 ));
             };
-            if tensor.ty.block().is_none() {
+            if tensor.ty.block().is_none() && !tensor.dims.contains(&0) {
                 let next = offsets.partition_point(|&o| o <= tensor.offset);
                 let end = offsets
                     .get(next)
                     .map_or(Some(self.file_len), |&o| data.checked_add(o));
                 tensor.len = end.and_then(|end| end.checked_sub(at)).unwrap_or(0);
+                if tensor.len == 0 {
+                    return fail(format!(
+                        "its data begins at byte {at}, where the file ends (an unfinished download?)"
+                    ));
+                }
             }
             tensor.offset = at;
             if tensor.len > 0
@@ -349,6 +368,23 @@ impl<'a> Cursor<'a> {
                     at.saturating_add(tensor.len),
                     self.file_len
                 ));
+            }
+        }
+        let mut spans: Vec<_> = tensors
+            .iter()
+            .zip(starts)
+            .filter(|(t, _)| t.len > 0)
+            .collect();
+        spans.sort_unstable_by_key(|(t, _)| t.offset);
+        for pair in spans.windows(2) {
+            if let [(a, _), (b, start)] = pair
+                && a.offset.saturating_add(a.len) > b.offset
+            {
+                let reason = format!(
+                    "its data overlaps that of {:?}",
+                    String::from_utf8_lossy(&a.name)
+                );
+                return Err(Error::at(**start, tensor_problem(&b.name, reason)));
             }
         }
         Ok(())
