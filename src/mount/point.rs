@@ -15,7 +15,7 @@ pub enum PointError {
     #[error("{}: not a directory", .0.display())]
     NotDir(PathBuf),
     /// It has entries, which the mount would hide.
-    #[error("{}: not empty; its files would be hidden (--nonempty allows it)", .0.display())]
+    #[error("{}: not empty; its files would be hidden (-o nonempty allows it)", .0.display())]
     NotEmpty(PathBuf),
     /// There is one of our mounts already.
     #[error("{path}: ggufuse is mounted there already; `ggufuse unmount {path}` ends that", path = .0.display())]
