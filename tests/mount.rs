@@ -410,3 +410,78 @@ fn a_sparse_model_of_a_terabyte() {
     drop(view);
     mount.unmount();
 }
+
+/// A writer overwrites the source again and again while a reader reads: one handle never shows two states.
+#[test]
+fn a_handle_never_mixes_two_states_of_its_source() {
+    const LEN: usize = 4 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    let tensor = ("t".to_owned(), vec![LEN as u64], 24, vec![0u8; LEN]);
+    let built = GgufBuilder {
+        alignment: 32,
+        tensors: vec![tensor],
+        ..GgufBuilder::default()
+    };
+    built.write(&model);
+    let data = built.bytes().len() - LEN;
+    let mount = Mounted::new(&model, &["--view", "merged"]);
+    let path = mount.path().join("m.gguf");
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let (mut whole, mut stale) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for state in 1..60u8 {
+                let file = File::options().write(true).open(&model).unwrap();
+                for part in 0..8 {
+                    file.write_all_at(&vec![state; LEN / 8], (data + part * LEN / 8) as u64)
+                        .unwrap();
+                }
+                drop(file);
+                std::thread::sleep(Duration::from_millis(u64::from(state % 7) * 4));
+            }
+            done.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
+        let mut buf = vec![0; 256 << 10];
+        while !done.load(std::sync::atomic::Ordering::SeqCst) {
+            let Ok(file) = File::open(&path) else {
+                stale += 1;
+                continue;
+            };
+            let mut state = None;
+            for offset in (data..data + LEN).step_by(buf.len()) {
+                let Ok(n) = file.read_at(&mut buf, offset as u64) else {
+                    stale += 1;
+                    break;
+                };
+                let first = *state.get_or_insert(buf[0]);
+                // A file that was opened half written is one state too, with one seam at a part's border.
+                let seams = buf[..n].windows(2).filter(|w| w[0] != w[1]).count();
+                assert!(
+                    seams <= 1 && buf[..n].iter().all(|&b| b == first || b + 1 == first),
+                    "two states in one handle"
+                );
+                whole += n;
+            }
+        }
+    });
+    assert!(
+        whole >= LEN && stale > 0,
+        "nothing was read ({whole}) or nothing changed ({stale})"
+    );
+    mount.unmount();
+}
+
+#[test]
+fn a_writer_of_the_source_does_not_wait_for_long() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 100_000).write(&model);
+    let mount = Mounted::new(&model, &["--view", "merged"]);
+    drop(fs::read(mount.path().join("m.gguf")).unwrap());
+    let start = Instant::now();
+    drop(File::options().append(true).open(&model).unwrap());
+    // The kernel would break the lease by force after 45 seconds.
+    assert!(start.elapsed() < Duration::from_secs(5));
+    mount.unmount();
+}

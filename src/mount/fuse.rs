@@ -199,12 +199,17 @@ impl Filesystem for Adaptor {
         reply: ReplyData,
     ) {
         guard("read", move || {
-            BUFFER.with_borrow_mut(
-                |buffer| match self.fs.read_into(fh.0, offset, size, buffer) {
-                    Ok(data) => reply.data(data),
-                    Err(error) => reply.error(fail("read", ino, &error)),
-                },
-            );
+            let mut reply = Some(reply);
+            let result = BUFFER.with_borrow_mut(|buffer| {
+                self.fs.read_with(fh.0, offset, size, buffer, |bytes| {
+                    if let Some(reply) = reply.take() {
+                        reply.data(bytes);
+                    }
+                })
+            });
+            if let (Err(error), Some(reply)) = (result, reply) {
+                reply.error(fail("read", ino, &error));
+            }
         });
     }
 

@@ -2,7 +2,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use super::lease::{Leased, Lent};
 
 /// What tells one state of a file from another. Equal identities mean equal bytes, as far as the file system tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +63,7 @@ pub struct Source {
     path: PathBuf,
     identity: Identity,
     file: Arc<File>,
+    leased: Arc<OnceLock<Option<Arc<Leased>>>>,
 }
 
 impl Source {
@@ -91,6 +94,7 @@ impl Source {
             path: path.to_owned(),
             identity: Identity::of(&meta),
             file: Arc::new(file),
+            leased: Arc::default(),
         })
     }
 
@@ -151,6 +155,22 @@ impl Source {
             }),
             Err(error) => Err(self.io(error)),
         }
+    }
+
+    /// A range of the file for a system call to copy, that cannot change until it is dropped. `None` where the file
+    /// cannot be kept from changing: then [`Source::read_exact_at`] reads and checks.
+    ///
+    /// # Errors
+    /// `Changed` when it has changed before it could be kept.
+    pub fn lend(&self, offset: u64, len: u64) -> Result<Option<Lent<'_>>, SourceError> {
+        let mut result = Ok(());
+        let leased = self.leased.get_or_init(|| {
+            let leased = Leased::take(&self.file);
+            result = self.verify();
+            leased.filter(|_| result.is_ok())
+        });
+        result?;
+        Ok(leased.as_ref().and_then(|leased| leased.lend(offset, len)))
     }
 
     /// Fills `buf` from `offset`, then checks that the file is still the same: never a mix of two states.

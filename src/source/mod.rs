@@ -1,4 +1,6 @@
-//! Open source files: descriptor, identity, positional reads.
+//! Open source files: descriptor, identity, positional reads, leased maps.
 
 mod file;
+mod lease;
 pub use file::{Identity, Source, SourceError};
+pub use lease::Lent;

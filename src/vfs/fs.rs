@@ -250,42 +250,35 @@ impl Fs {
         handle.map(drop).ok_or(VfsError::BadHandle)
     }
 
-    /// Reads up to `size` bytes into a new buffer, as [`Fs::read_into`].
+    /// Reads up to `size` bytes at `offset`, fewer only at the end of the file, and gives them to `send`, which must
+    /// only pass them to a system call: they may lie in a map of a source. `buf` is used where bytes have to be put
+    /// together; it grows as needed and never shrinks. No lock is held while bytes move.
     ///
     /// # Errors
-    /// As for [`Fs::read_into`].
-    pub fn read(&self, fh: u64, offset: u64, size: u32) -> Result<Vec<u8>, VfsError> {
-        let mut buf = Vec::new();
-        let len = self.read_into(fh, offset, size, &mut buf)?.len();
-        buf.truncate(len);
-        Ok(buf)
-    }
-
-    /// Reads up to `size` bytes at `offset` into `buf`, which grows as needed and never shrinks; fewer only at the
-    /// end of the file. No lock is held while bytes move.
-    ///
-    /// # Errors
-    /// `BadHandle`, `Invalid`, or `Source`; `buf`'s contents are then unspecified.
-    pub fn read_into<'a>(
+    /// `BadHandle`, `Invalid`, or `Source`; `send` is then not called.
+    pub fn read_with(
         &self,
         fh: u64,
         offset: u64,
         size: u32,
-        buf: &'a mut Vec<u8>,
-    ) -> Result<&'a [u8], VfsError> {
-        let result = self.count(self.try_read(fh, offset, size, buf))?;
-        self.stats.reads.fetch_add(1, Relaxed);
-        self.stats.bytes.fetch_add(result.len() as u64, Relaxed);
-        Ok(result)
+        buf: &mut Vec<u8>,
+        send: impl FnOnce(&[u8]),
+    ) -> Result<(), VfsError> {
+        self.count(self.try_read(fh, offset, size, buf, |bytes| {
+            self.stats.reads.fetch_add(1, Relaxed);
+            self.stats.bytes.fetch_add(bytes.len() as u64, Relaxed);
+            send(bytes);
+        }))
     }
 
-    fn try_read<'a>(
+    fn try_read(
         &self,
         fh: u64,
         offset: u64,
         size: u32,
-        buf: &'a mut Vec<u8>,
-    ) -> Result<&'a [u8], VfsError> {
+        buf: &mut Vec<u8>,
+        send: impl FnOnce(&[u8]),
+    ) -> Result<(), VfsError> {
         let handle = self
             .handles
             .read()
@@ -297,6 +290,31 @@ impl Fs {
             .ok_or(VfsError::Invalid)?;
         i64::try_from(end).map_err(|_| VfsError::Invalid)?;
         let content = &handle.tree.file(handle.index)?.0.content;
+        let source = |index: usize| {
+            let sources = &handle.tree.view.sources;
+            sources.get(index).ok_or(VfsError::Invalid)
+        };
+        let mut pieces = content.resolve(offset, u64::from(size));
+        match (pieces.next(), pieces.next()) {
+            (Some(Piece::Inline(bytes)), None) => {
+                send(bytes);
+                return Ok(());
+            }
+            (
+                Some(Piece::Source {
+                    source: index,
+                    offset,
+                    len,
+                }),
+                None,
+            ) => {
+                if let Some(lent) = source(index)?.lend(offset, len)? {
+                    send(lent.bytes());
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
         let want = end.min(content.len()).saturating_sub(offset);
         let want = usize::try_from(want).map_err(|_| VfsError::Invalid)?;
         if buf.len() < want {
@@ -308,15 +326,11 @@ impl Fs {
             let (part, tail) = rest.split_at_mut_checked(len).ok_or(VfsError::Invalid)?;
             match piece {
                 Piece::Inline(bytes) => part.copy_from_slice(bytes),
-                Piece::Source { source, offset, .. } => {
-                    handle
-                        .tree
-                        .view
-                        .sources
-                        .get(source)
-                        .ok_or(VfsError::Invalid)?
-                        .read_exact_at(part, offset)?;
-                }
+                Piece::Source {
+                    source: index,
+                    offset,
+                    ..
+                } => source(index)?.read_exact_at(part, offset)?,
                 Piece::Zeros(_) => part.fill(0),
             }
             rest = tail;
@@ -324,7 +338,8 @@ impl Fs {
         if !rest.is_empty() {
             return Err(VfsError::Invalid);
         }
-        buf.get(..want).ok_or(VfsError::Invalid)
+        send(buf.get(..want).ok_or(VfsError::Invalid)?);
+        Ok(())
     }
 
     /// Size and number of the files.
@@ -402,6 +417,17 @@ impl Fs {
 }
 
 #[cfg(test)]
+impl Fs {
+    fn read(&self, fh: u64, offset: u64, size: u32) -> Result<Vec<u8>, VfsError> {
+        let mut got = Vec::new();
+        self.read_with(fh, offset, size, &mut Vec::new(), |bytes| {
+            got.extend_from_slice(bytes)
+        })?;
+        Ok(got)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::layout::VirtualFile;
@@ -455,7 +481,15 @@ mod tests {
             }
         }
         let mut dirty = vec![0xff; 64];
-        assert_eq!(fs.read_into(fh, 0, 64, &mut dirty).unwrap(), whole);
+        assert_eq!(
+            {
+                let mut got = Vec::new();
+                fs.read_with(fh, 0, 64, &mut dirty, |bytes| got.extend_from_slice(bytes))
+                    .unwrap();
+                got
+            },
+            whole
+        );
         assert_eq!(errno(fs.read(fh, u64::MAX, 1)), libc::EINVAL);
         assert_eq!(errno(fs.read(fh, i64::MAX as u64, 1)), libc::EINVAL);
         assert!(fs.read(fh, i64::MAX as u64 - 1, 1).unwrap().is_empty());
