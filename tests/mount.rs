@@ -485,3 +485,45 @@ fn a_writer_of_the_source_does_not_wait_for_long() {
     assert!(start.elapsed() < Duration::from_secs(5));
     mount.unmount();
 }
+
+#[test]
+fn a_file_that_is_read_in_small_pieces_goes_through_the_page_cache_next_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(1, 500_000).write(&model);
+    let wanted = fs::read(&model).unwrap();
+    let requests = |mount: &Mounted| {
+        let out = ggufuse(&["status", mount.path().to_str().unwrap(), "--json"]);
+        let value: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        value[0]["stats"]["reads"].as_u64().unwrap()
+    };
+    let read_small = |mount: &Mounted| {
+        let before = requests(mount);
+        let mut file = File::open(mount.path().join("m.gguf")).unwrap();
+        let mut got = Vec::new();
+        let mut piece = [0; 4096];
+        loop {
+            let n = file.read(&mut piece).unwrap();
+            if n == 0 {
+                break;
+            }
+            got.extend_from_slice(&piece[..n]);
+        }
+        assert!(got == wanted);
+        drop(file);
+        // The handle is released after close returned.
+        std::thread::sleep(Duration::from_millis(100));
+        requests(mount) - before
+    };
+    let auto = Mounted::new(&model, &["--view", "merged"]);
+    let (first, second) = (read_small(&auto), read_small(&auto));
+    assert!(second * 4 < first, "requests: {first}, then {second}");
+    auto.unmount();
+    let page = Mounted::new(&model, &["--view", "merged", "-o", "cache=page"]);
+    assert!(read_small(&page) * 4 < first);
+    assert_eq!(read_small(&page), 0, "all of it is cached");
+    page.unmount();
+    let direct = Mounted::new(&model, &["--view", "merged", "--cache", "direct"]);
+    assert_eq!(read_small(&direct), read_small(&direct));
+    direct.unmount();
+}

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::layout::SplitOptions;
+use crate::mount::CacheMode;
 use crate::units::{parse_file_size, parse_size};
 use crate::views::Kind;
 
@@ -98,6 +99,9 @@ pub(super) struct Mount {
     /// Headers of a merged view: as `llama-gguf-split --merge` writes them, or clean of split.* keys
     #[arg(long, value_enum, default_value_t)]
     pub headers: HeadersArg,
+    /// Whether the kernel caches file pages a second time: auto does so for files that are read in small pieces
+    #[arg(long, value_enum, default_value_t)]
+    pub cache: CacheArg,
     #[command(flatten)]
     pub split: Split,
     /// Stay in the foreground
@@ -138,6 +142,24 @@ pub(super) enum HeadersArg {
     #[default]
     Peer,
     Clean,
+}
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+pub(super) enum CacheArg {
+    #[default]
+    Auto,
+    Direct,
+    Page,
+}
+
+impl From<CacheArg> for CacheMode {
+    fn from(arg: CacheArg) -> CacheMode {
+        match arg {
+            CacheArg::Auto => CacheMode::Auto,
+            CacheArg::Direct => CacheMode::Direct,
+            CacheArg::Page => CacheMode::Page,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, ClapArgs)]

@@ -66,6 +66,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         allow_root: flags.allow_root,
         default_permissions: flags.default_permissions,
         auto_unmount: flags.auto_unmount,
+        cache: args.cache.into(),
         threads: THREADS,
     };
     let ready = || {

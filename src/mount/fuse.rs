@@ -29,19 +29,33 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Whether the kernel caches the files' pages a second time, beside those of the sources.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Direct where such files can be mapped, but through the page cache for files that are read in small pieces.
+    #[default]
+    Auto,
+    /// Never, except for maps.
+    Direct,
+    /// Always.
+    Page,
+}
+
 /// Serves FUSE requests from an [`Fs`].
 #[derive(Debug)]
 pub struct Adaptor {
     fs: Arc<Fs>,
+    cache: CacheMode,
     /// The kernel can map files that are opened with direct I/O.
     direct: AtomicBool,
 }
 
 impl Adaptor {
-    /// An adaptor for `fs`.
-    pub fn new(fs: Arc<Fs>) -> Adaptor {
+    /// An adaptor for `fs` whose files are cached by `cache`.
+    pub fn new(fs: Arc<Fs>, cache: CacheMode) -> Adaptor {
         Adaptor {
             fs,
+            cache,
             direct: AtomicBool::new(false),
         }
     }
@@ -177,10 +191,12 @@ impl Filesystem for Adaptor {
                 // What maps (or, without direct I/O, reads) have cached stays while the bytes are the same.
                 let mut how = FopenFlags::empty();
                 how.set(FopenFlags::FOPEN_KEEP_CACHE, opened.unchanged);
-                how.set(
-                    FopenFlags::FOPEN_DIRECT_IO,
-                    self.direct.load(Ordering::Relaxed),
-                );
+                let direct = match self.cache {
+                    CacheMode::Auto => !opened.small_reads && self.direct.load(Ordering::Relaxed),
+                    CacheMode::Direct => true,
+                    CacheMode::Page => false,
+                };
+                how.set(FopenFlags::FOPEN_DIRECT_IO, direct);
                 reply.opened(FileHandle(opened.fh), how);
             }
             Err(error) => reply.error(fail("open", ino, &error)),
@@ -195,17 +211,18 @@ impl Filesystem for Adaptor {
         offset: u64,
         size: u32,
         _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         guard("read", move || {
             let mut reply = Some(reply);
             let result = BUFFER.with_borrow_mut(|buffer| {
-                self.fs.read_with(fh.0, offset, size, buffer, |bytes| {
-                    if let Some(reply) = reply.take() {
-                        reply.data(bytes);
-                    }
-                })
+                self.fs
+                    .read_with(fh.0, offset, size, lock_owner.is_some(), buffer, |bytes| {
+                        if let Some(reply) = reply.take() {
+                            reply.data(bytes);
+                        }
+                    })
             });
             if let (Err(error), Some(reply)) = (result, reply) {
                 reply.error(fail("read", ino, &error));

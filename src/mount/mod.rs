@@ -5,7 +5,7 @@ mod point;
 mod session;
 mod table;
 
-pub use fuse::Adaptor;
+pub use fuse::{Adaptor, CacheMode};
 pub use point::{PointError, check};
 pub use session::{End, MountOptions, serve};
 pub use table::{MountEntry, ggufuse_mounts, mounts, unmount};

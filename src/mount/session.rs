@@ -12,7 +12,7 @@ use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::fuse::Adaptor;
+use super::fuse::{Adaptor, CacheMode};
 use super::table::{mounts, unmount};
 use crate::vfs::{Fs, ROOT};
 
@@ -32,6 +32,8 @@ pub struct MountOptions {
     pub default_permissions: bool,
     /// fusermount3 unmounts when the process dies; needs one of the `allow_*`.
     pub auto_unmount: bool,
+    /// Whether the kernel caches what it reads.
+    pub cache: CacheMode,
     /// Serving threads; 0 means 4.
     pub threads: usize,
 }
@@ -88,7 +90,12 @@ pub fn serve(
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let mountpoint = mountpoint.canonicalize()?;
     let below = std::fs::metadata(&mountpoint)?.dev();
-    let session = Session::new(Adaptor::new(fs), &mountpoint, &options.config())?.spawn()?;
+    let session = Session::new(
+        Adaptor::new(fs, options.cache),
+        &mountpoint,
+        &options.config(),
+    )?
+    .spawn()?;
     let started = answers(&mountpoint, below, &session).and_then(|device| ready().map(|()| device));
     let device = match started {
         Ok(device) => device,

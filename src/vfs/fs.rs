@@ -24,8 +24,8 @@ pub struct Fs {
     inodes: Mutex<Inodes>,
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     next_handle: AtomicU64,
-    /// The generation that each inode was last opened in.
-    opened: Mutex<HashMap<u64, u64>>,
+    /// How each inode was last opened and read.
+    opened: Mutex<HashMap<u64, Last>>,
     stats: Stats,
 }
 
@@ -33,6 +33,21 @@ pub struct Fs {
 struct Handle {
     tree: Arc<Tree>,
     index: usize,
+    ino: u64,
+    /// Reads that a reader asked for itself (not the kernel to fill its cache), and their bytes.
+    direct_reads: AtomicU64,
+    direct_bytes: AtomicU64,
+}
+
+/// Readers of pieces below this, on average over at least so many, do better with the kernel's readahead.
+const SMALL_READ: u64 = 32 << 10;
+const ENOUGH_READS: u64 = 64;
+
+/// What is remembered of an inode's last open.
+#[derive(Debug, Clone, Copy, Default)]
+struct Last {
+    generation: u64,
+    small_reads: bool,
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +64,8 @@ pub struct Opened {
     pub fh: u64,
     /// The bytes are those of the last open of this inode: what the kernel has cached is still right.
     pub unchanged: bool,
+    /// An earlier reader of this inode read in small pieces, which go faster through the page cache.
+    pub small_reads: bool,
 }
 
 /// One entry of the directory.
@@ -229,16 +246,33 @@ impl Fs {
         }
         let tree = self.fresh(tree, index)?;
         let index = tree.index_of_ino(ino)?;
-        let unchanged = self
-            .opened
-            .lock()
-            .insert(ino, tree.generation)
-            .is_none_or(|last| last == tree.generation);
+        let (unchanged, small_reads) = {
+            let mut opened = self.opened.lock();
+            let generation = tree.generation;
+            let last = opened.entry(ino).or_insert(Last {
+                generation,
+                small_reads: false,
+            });
+            let unchanged = last.generation == generation;
+            last.generation = generation;
+            (unchanged, last.small_reads)
+        };
         let fh = self.next_handle.fetch_add(1, Relaxed);
-        self.handles
-            .write()
-            .insert(fh, Arc::new(Handle { tree, index }));
-        Ok(Opened { fh, unchanged })
+        self.handles.write().insert(
+            fh,
+            Arc::new(Handle {
+                tree,
+                index,
+                ino,
+                direct_reads: AtomicU64::new(0),
+                direct_bytes: AtomicU64::new(0),
+            }),
+        );
+        Ok(Opened {
+            fh,
+            unchanged,
+            small_reads,
+        })
     }
 
     /// Forgets a handle.
@@ -246,12 +280,24 @@ impl Fs {
     /// # Errors
     /// `BadHandle`.
     pub fn release(&self, fh: u64) -> Result<(), VfsError> {
-        let handle = self.handles.write().remove(&fh);
-        handle.map(drop).ok_or(VfsError::BadHandle)
+        let handle = self
+            .handles
+            .write()
+            .remove(&fh)
+            .ok_or(VfsError::BadHandle)?;
+        let reads = handle.direct_reads.load(Relaxed);
+        let small = handle.direct_bytes.load(Relaxed) < reads.saturating_mul(SMALL_READ);
+        if reads >= ENOUGH_READS
+            && let Some(last) = self.opened.lock().get_mut(&handle.ino)
+        {
+            last.small_reads = small;
+        }
+        Ok(())
     }
 
     /// Reads up to `size` bytes at `offset`, fewer only at the end of the file, and gives them to `send`, which must
-    /// only pass them to a system call: they may lie in a map of a source. `buf` is used where bytes have to be put
+    /// only pass them to a system call: they may lie in a map of a source. `direct` says that a reader asked, not the
+    /// kernel to fill its cache. `buf` is used where bytes have to be put
     /// together; it grows as needed and never shrinks. No lock is held while bytes move.
     ///
     /// # Errors
@@ -261,10 +307,11 @@ impl Fs {
         fh: u64,
         offset: u64,
         size: u32,
+        direct: bool,
         buf: &mut Vec<u8>,
         send: impl FnOnce(&[u8]),
     ) -> Result<(), VfsError> {
-        self.count(self.try_read(fh, offset, size, buf, |bytes| {
+        self.count(self.try_read(fh, offset, size, direct, buf, |bytes| {
             self.stats.reads.fetch_add(1, Relaxed);
             self.stats.bytes.fetch_add(bytes.len() as u64, Relaxed);
             send(bytes);
@@ -276,6 +323,7 @@ impl Fs {
         fh: u64,
         offset: u64,
         size: u32,
+        direct: bool,
         buf: &mut Vec<u8>,
         send: impl FnOnce(&[u8]),
     ) -> Result<(), VfsError> {
@@ -285,6 +333,10 @@ impl Fs {
             .get(&fh)
             .cloned()
             .ok_or(VfsError::BadHandle)?;
+        if direct {
+            handle.direct_reads.fetch_add(1, Relaxed);
+            handle.direct_bytes.fetch_add(u64::from(size), Relaxed);
+        }
         let end = offset
             .checked_add(u64::from(size))
             .ok_or(VfsError::Invalid)?;
@@ -420,7 +472,7 @@ impl Fs {
 impl Fs {
     fn read(&self, fh: u64, offset: u64, size: u32) -> Result<Vec<u8>, VfsError> {
         let mut got = Vec::new();
-        self.read_with(fh, offset, size, &mut Vec::new(), |bytes| {
+        self.read_with(fh, offset, size, true, &mut Vec::new(), |bytes| {
             got.extend_from_slice(bytes)
         })?;
         Ok(got)
@@ -484,8 +536,10 @@ mod tests {
         assert_eq!(
             {
                 let mut got = Vec::new();
-                fs.read_with(fh, 0, 64, &mut dirty, |bytes| got.extend_from_slice(bytes))
-                    .unwrap();
+                fs.read_with(fh, 0, 64, true, &mut dirty, |bytes| {
+                    got.extend_from_slice(bytes)
+                })
+                .unwrap();
                 got
             },
             whole
