@@ -365,17 +365,20 @@ fn more_shards_than_the_soft_limit_of_descriptors() {
         fs::copy(split.path().join(&name), set.path().join(&name)).unwrap();
     }
     split.unmount();
-    let point = tempfile::tempdir().unwrap();
-    let (source, at) = (set.path().to_str().unwrap(), point.path().to_str().unwrap());
-    let line = "ulimit -S -n 1024 && exec \"$0\" mount \"$1\" \"$2\" --headers clean";
-    let out = Command::new("sh")
-        .args(["-c", line, env!("CARGO_BIN_EXE_ggufuse"), source, at])
-        .output()
-        .unwrap();
-    assert!(out.status.success(), "{}", text(&out.stderr));
-    let merged = fs::read(point.path().join("m.gguf"));
-    assert!(ggufuse(&["unmount", at]).status.success());
-    assert!(merged.unwrap() == fs::read(&model).unwrap());
+    // The soft limit is raised; beyond a hard one descriptors are closed and opened again.
+    for limit in ["-S -n 1024", "-n 128"] {
+        let point = tempfile::tempdir().unwrap();
+        let (source, at) = (set.path().to_str().unwrap(), point.path().to_str().unwrap());
+        let line = format!("ulimit {limit} && exec \"$0\" mount \"$1\" \"$2\" --headers clean");
+        let out = Command::new("sh")
+            .args(["-c", &line, env!("CARGO_BIN_EXE_ggufuse"), source, at])
+            .output()
+            .unwrap();
+        assert!(out.status.success(), "{limit}: {}", text(&out.stderr));
+        let merged = fs::read(point.path().join("m.gguf"));
+        assert!(ggufuse(&["unmount", at]).status.success());
+        assert!(merged.unwrap() == fs::read(&model).unwrap(), "{limit}");
+    }
 }
 
 #[test]

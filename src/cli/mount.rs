@@ -9,12 +9,16 @@ use super::{background, logging, options};
 use crate::layout::{Piece, SplitOptions};
 use crate::model;
 use crate::mount::{End, MountOptions, check, serve};
-use crate::source::SourceError;
+use crate::source::{SourceError, limit_open_files};
 use crate::vfs::{Fs, Ownership, VfsError, View, ViewFile};
 use crate::views::{self, ViewOptions};
 
 /// Requests served at a time.
 const THREADS: usize = 4;
+/// Descriptors for everything but sources: the connection, its clones, the log, a directory being read.
+const KEPT_DESCRIPTORS: usize = 48;
+/// Hard limits go up to a billion; more open files than this gain nothing.
+const MAX_SOURCES_OPEN: usize = 100_000;
 
 pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliError> {
     let mut args = Mount {
@@ -39,7 +43,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         clean: args.headers == HeadersArg::Clean,
         split: SplitOptions::from(&args.split),
     };
-    raise_descriptor_limit();
+    use_all_descriptors();
     let view = load(&source, &view_options, flags.ownership)?;
     log::info!(
         "{}: serving {} file(s) ({}) on {}",
@@ -92,19 +96,26 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
     Ok(())
 }
 
-/// Every shard is an open descriptor: sets of more than 1,000 are common, and so is a soft limit of 1,024.
-fn raise_descriptor_limit() {
+/// Every shard is an open descriptor: sets of more than 1,000 are common, and so is a soft limit of 1,024. What is over
+/// the hard limit is opened and closed as needed.
+fn use_all_descriptors() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: both calls take a pointer to a live rlimit.
     unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
+            return;
+        }
+        let soft = limit.rlim_cur;
+        limit.rlim_cur = limit.rlim_max;
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) != 0 {
+            limit.rlim_cur = soft;
         }
     }
+    let all = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
+    limit_open_files(all.saturating_sub(KEPT_DESCRIPTORS).min(MAX_SOURCES_OPEN));
 }
 
 /// A mount error with what is usually missing.

@@ -1,10 +1,11 @@
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::lease::{Leased, Lent};
+use super::pool::{Open, Place};
 
 /// What tells one state of a file from another. Equal identities mean equal bytes, as far as the file system tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,13 +58,13 @@ pub enum SourceError {
     },
 }
 
-/// One source file, open for reading. Its bytes are those of the moment it was opened, or an error.
+/// One source file. Its bytes are those of the moment it was opened, or an error. Its descriptor may be closed when
+/// many are open; it is then opened again by its path, which must still lead to the same bytes.
 #[derive(Debug, Clone)]
 pub struct Source {
     path: PathBuf,
     identity: Identity,
-    file: Arc<File>,
-    leased: Arc<OnceLock<Option<Arc<Leased>>>>,
+    place: Arc<Place>,
 }
 
 impl Source {
@@ -72,30 +73,35 @@ impl Source {
     /// # Errors
     /// `Io`, also for what is not a regular file.
     pub fn open(path: &Path) -> Result<Source, SourceError> {
-        let io = |error| SourceError::Io {
-            path: path.to_owned(),
-            error,
-        };
-        // A FIFO must not block the open; O_NONBLOCK means nothing to a regular file.
-        let file = std::os::unix::fs::OpenOptionsExt::custom_flags(
-            std::fs::OpenOptions::new().read(true),
-            libc::O_NONBLOCK,
-        )
-        .open(path)
-        .map_err(io)?;
-        let meta = file.metadata().map_err(io)?;
-        if !meta.is_file() {
-            return Err(io(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a regular file",
-            )));
-        }
+        let (file, identity) = open(path)?;
         Ok(Source {
             path: path.to_owned(),
-            identity: Identity::of(&meta),
-            file: Arc::new(file),
-            leased: Arc::default(),
+            identity,
+            place: Arc::new(Place::new(file)),
         })
+    }
+
+    fn opened(&self) -> Result<Arc<Open>, SourceError> {
+        if let Some(open) = self.place.get() {
+            return Ok(open);
+        }
+        let gone = |error| match error {
+            SourceError::Io { error, path } if error.kind() == io::ErrorKind::NotFound => {
+                SourceError::Changed { path }
+            }
+            other => other,
+        };
+        let (file, now) = open(&self.path).map_err(gone)?;
+        if !self.identity.same_bytes(&now) {
+            return Err(self.changed());
+        }
+        Ok(self.place.put(file))
+    }
+
+    fn changed(&self) -> SourceError {
+        SourceError::Changed {
+            path: self.path.clone(),
+        }
     }
 
     /// The path it was opened by.
@@ -126,17 +132,12 @@ impl Source {
     }
 
     /// Fails with `Changed` when the open file no longer has the bytes it was opened with.
-    ///
-    /// # Errors
-    /// `Changed`, or `Io` of the fstat.
-    pub fn verify(&self) -> Result<(), SourceError> {
-        let now = Identity::of(&self.file.metadata().map_err(|e| self.io(e))?);
+    fn verify(&self, file: &File) -> Result<(), SourceError> {
+        let now = Identity::of(&file.metadata().map_err(|e| self.io(e))?);
         if self.identity.same_bytes(&now) {
             Ok(())
         } else {
-            Err(SourceError::Changed {
-                path: self.path.clone(),
-            })
+            Err(self.changed())
         }
     }
 
@@ -161,12 +162,13 @@ impl Source {
     /// cannot be kept from changing: then [`Source::read_exact_at`] reads and checks.
     ///
     /// # Errors
-    /// `Changed` when it has changed before it could be kept.
-    pub fn lend(&self, offset: u64, len: u64) -> Result<Option<Lent<'_>>, SourceError> {
+    /// `Changed` when it has changed before it could be kept; `Io` when it cannot be opened again.
+    pub fn lend(&self, offset: u64, len: u64) -> Result<Option<Lent>, SourceError> {
+        let open = self.opened()?;
         let mut result = Ok(());
-        let leased = self.leased.get_or_init(|| {
-            let leased = Leased::take(&self.file);
-            result = self.verify();
+        let leased = open.leased.get_or_init(|| {
+            let leased = Leased::take(&open.file);
+            result = self.verify(&open.file);
             leased.filter(|_| result.is_ok())
         });
         result?;
@@ -178,19 +180,42 @@ impl Source {
     /// # Errors
     /// `Changed` when the file was changed or ends too early, else `Io`.
     pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
-        self.file
-            .read_exact_at(buf, offset)
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => SourceError::Changed {
-                    path: self.path.clone(),
-                },
-                _ => self.io(error),
-            })?;
-        self.verify()
+        let open = self.opened()?;
+        let read = open.file.read_exact_at(buf, offset);
+        read.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.changed(),
+            _ => self.io(error),
+        })?;
+        self.verify(&open.file)
     }
 
-    /// The raw descriptor, for statfs and advice.
-    pub fn file(&self) -> &File {
-        &self.file
+    /// Mode bits and group of the open file.
+    ///
+    /// # Errors
+    /// As [`Source::read_exact_at`].
+    pub fn mode_and_group(&self) -> Result<(u32, u32), SourceError> {
+        let meta = self.opened()?.file.metadata().map_err(|e| self.io(e))?;
+        Ok((meta.mode(), meta.gid()))
     }
+}
+
+fn open(path: &Path) -> Result<(File, Identity), SourceError> {
+    let io = |error| SourceError::Io {
+        path: path.to_owned(),
+        error,
+    };
+    // A FIFO must not block the open; O_NONBLOCK means nothing to a regular file.
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .map_err(io)?;
+    let meta = file.metadata().map_err(io)?;
+    if !meta.is_file() {
+        return Err(io(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        )));
+    }
+    Ok((file, Identity::of(&meta)))
 }

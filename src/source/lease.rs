@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -24,19 +25,19 @@ pub(super) struct Leased {
 
 /// A range of the map on loan; the lease is not given back before it is dropped.
 #[derive(Debug)]
-pub struct Lent<'a> {
-    leased: &'a Leased,
-    bytes: &'a [u8],
+pub struct Lent {
+    leased: Arc<Leased>,
+    range: Range<usize>,
 }
 
-impl Lent<'_> {
+impl Lent {
     /// The bytes, for a system call to copy. An I/O error of the medium is EFAULT there, but SIGBUS to whoever looks.
     pub fn bytes(&self) -> &[u8] {
-        self.bytes
+        self.leased.map.get(self.range.clone()).unwrap_or_default()
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for Lent {
     fn drop(&mut self) {
         self.leased.lent.fetch_sub(1, SeqCst);
     }
@@ -68,16 +69,18 @@ impl Leased {
         Some(leased)
     }
 
-    /// A range on loan; `None` once the lease is gone.
-    pub(super) fn lend(&self, offset: u64, len: u64) -> Option<Lent<'_>> {
+    /// A range on loan; `None` once the lease is gone, and for a range past the end.
+    pub(super) fn lend(self: &Arc<Leased>, offset: u64, len: u64) -> Option<Lent> {
         let start = usize::try_from(offset).ok()?;
         let end = start.checked_add(usize::try_from(len).ok()?)?;
-        let bytes = self.map.get(start..end)?;
+        if end > self.map.len() {
+            return None;
+        }
         // Counted first, then asked: `give_back` clears first, then waits for the count.
         self.lent.fetch_add(1, SeqCst);
         let lent = Lent {
-            leased: self,
-            bytes,
+            leased: Arc::clone(self),
+            range: start..end,
         };
         self.held.load(SeqCst).then_some(lent)
     }

@@ -1,6 +1,8 @@
-//! Open source files: descriptor, identity, positional reads, leased maps.
+//! Open source files: descriptor, identity, positional reads, leased maps, the pool of descriptors.
 
 mod file;
 mod lease;
+mod pool;
 pub use file::{Identity, Source, SourceError};
 pub use lease::Lent;
+pub use pool::limit_open_files;

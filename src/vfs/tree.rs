@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
 use super::VfsError;
@@ -216,11 +215,11 @@ fn attr(ino: u64, size: u64, sources: &[&Source]) -> Attr {
 /// Who may read a source, told for our own owner and group. We could open it, so our user may; our group has
 /// the bits of the source's group only if it is the same group, else those of all others.
 fn readable(source: &Source, gid: u32) -> u16 {
-    let Ok(meta) = source.file().metadata() else {
+    let Ok((mode, group)) = source.mode_and_group() else {
         return 0o400;
     };
-    let (mode, mut bits) = (meta.mode(), 0o400);
-    if mode & (if meta.gid() == gid { 0o040 } else { 0o004 }) != 0 {
+    let mut bits = 0o400;
+    if mode & (if group == gid { 0o040 } else { 0o004 }) != 0 {
         bits |= 0o040;
     }
     if mode & 0o004 != 0 {
