@@ -1,3 +1,4 @@
+use std::fs::File;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -122,6 +123,13 @@ fn use_all_descriptors() {
 fn explain(point: &Path, error: &std::io::Error) -> String {
     let hint = if !Path::new("/dev/fuse").exists() {
         " (/dev/fuse is missing: load the fuse module, or give the container the device)"
+    } else if File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")
+        .is_err()
+    {
+        " (/dev/fuse is closed to this user; distributions open it to all: `chmod 666 /dev/fuse`)"
     } else {
         match error.kind() {
             std::io::ErrorKind::PermissionDenied => {

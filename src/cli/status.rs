@@ -1,6 +1,7 @@
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
@@ -33,6 +34,9 @@ pub(super) fn run(only: Option<&Path>, json: bool, out: &mut impl Write) -> Resu
         writeln!(out, "{:#}", list.collect::<Value>())?;
         return Ok(());
     }
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |now| now.as_secs());
     for (m, view, stats) in described {
         let view = view.unwrap_or_else(|| "stale".to_owned());
         write!(
@@ -42,11 +46,25 @@ pub(super) fn run(only: Option<&Path>, json: bool, out: &mut impl Write) -> Resu
             m.mountpoint.display()
         )?;
         for (name, value) in stats.iter().flatten() {
-            write!(out, ", {name} {value}")?;
+            match value.as_u64().filter(|_| name == "since") {
+                Some(since) => write!(out, ", up {}", duration(now.saturating_sub(since)))?,
+                None => write!(out, ", {name} {value}")?,
+            }
         }
         writeln!(out, ")")?;
     }
     Ok(())
+}
+
+/// Seconds as `3d 4h`, `4h 5m`, `5m 6s` or `6s`.
+fn duration(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
+        (0, ..) => format!("{hours}h {minutes}m"),
+        _ => format!("{days}d {hours}h"),
+    }
 }
 
 fn stats(point: &Path) -> Option<Map<String, Value>> {
@@ -80,4 +98,15 @@ fn xattr(path: &Path, name: &str) -> Option<String> {
     };
     value.truncate(usize::try_from(n).ok()?);
     String::from_utf8(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn durations_show_two_units() {
+        let shown = [0, 59, 61, 3600, 90_061].map(duration);
+        assert_eq!(shown, ["0s", "59s", "1m 1s", "1h 0m", "1d 1h"]);
+    }
 }

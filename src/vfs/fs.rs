@@ -6,6 +6,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::SystemTime;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -27,6 +28,8 @@ pub struct Fs {
     /// How each inode was last opened and read.
     opened: Mutex<HashMap<u64, Last>>,
     stats: Stats,
+    /// Seconds from the epoch to the start.
+    since: u64,
 }
 
 #[derive(Debug)]
@@ -112,6 +115,9 @@ impl Fs {
             next_handle: AtomicU64::new(1),
             opened: Mutex::default(),
             stats: Stats::default(),
+            since: SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
         }
     }
 
@@ -459,7 +465,8 @@ impl Fs {
             errors,
         } = &self.stats;
         format!(
-            "reads {}\nbytes {}\nerrors {}\nopen_handles {}\n",
+            "since {}\nreads {}\nbytes {}\nerrors {}\nopen_handles {}\n",
+            self.since,
             reads.load(Relaxed),
             bytes.load(Relaxed),
             errors.load(Relaxed),
