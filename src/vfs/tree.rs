@@ -49,14 +49,6 @@ pub struct Ownership {
     pub umask: u16,
 }
 
-impl Ownership {
-    fn apply(self, attr: &mut Attr) {
-        attr.uid = self.uid.unwrap_or(attr.uid);
-        attr.gid = self.gid.unwrap_or(attr.gid);
-        attr.mode &= !self.umask;
-    }
-}
-
 /// What stat shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
@@ -120,7 +112,12 @@ pub(super) struct Tree {
 impl Tree {
     pub(super) fn new(view: View, inodes: &mut Inodes, generation: u64) -> Tree {
         let mut tree = Tree {
-            root: attr(ROOT, 0, &view.sources.iter().collect::<Vec<_>>()),
+            root: attr(
+                ROOT,
+                0,
+                &view.sources.iter().collect::<Vec<_>>(),
+                view.ownership,
+            ),
             generation,
             nodes: Vec::with_capacity(view.files.len()),
             by_name: HashMap::new(),
@@ -128,10 +125,9 @@ impl Tree {
             view,
         };
         tree.root.is_dir = true;
-        tree.root.mode = 0o555;
+        tree.root.mode = 0o555 & !tree.view.ownership.umask;
         tree.root.nlink = 2;
         let ownership = tree.view.ownership;
-        ownership.apply(&mut tree.root);
         for (index, file) in tree.view.files.iter().enumerate() {
             let used: BTreeSet<usize> = (file.content.extents().iter())
                 .filter_map(|extent| match extent.content {
@@ -146,8 +142,7 @@ impl Tree {
             let ino = inodes.number(&file.name);
             tree.by_name.insert(file.name.clone(), index);
             tree.by_ino.insert(ino, index);
-            let mut attr = attr(ino, file.content.len(), &sources);
-            ownership.apply(&mut attr);
+            let attr = attr(ino, file.content.len(), &sources, ownership);
             tree.nodes.push(Node {
                 attr,
                 used: used.into_iter().collect(),
@@ -187,9 +182,11 @@ impl Tree {
     }
 }
 
-fn attr(ino: u64, size: u64, sources: &[&Source]) -> Attr {
+fn attr(ino: u64, size: u64, sources: &[&Source], ownership: Ownership) -> Attr {
     // SAFETY: getuid and getgid only read process state and always succeed.
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
+    let uid = ownership.uid.unwrap_or(uid);
+    let gid = ownership.gid.unwrap_or(gid);
     let mtime = sources
         .iter()
         .map(|source| source.identity().mtime)
@@ -204,7 +201,7 @@ fn attr(ino: u64, size: u64, sources: &[&Source]) -> Attr {
         blocks: size.div_ceil(512),
         mtime: time(mtime),
         is_dir: false,
-        mode,
+        mode: mode & !ownership.umask,
         uid,
         gid,
         nlink: 1,
