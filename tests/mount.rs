@@ -87,6 +87,43 @@ fn every_way_to_read_gives_the_same_bytes() {
         fs::remove_file(dir.path().join("copy.out")).unwrap();
     }
 
+    let script = r#"
+import mmap, os, sys
+view, out = os.open(sys.argv[1], os.O_RDONLY), os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+size, how, done = os.fstat(view).st_size, sys.argv[3], 0
+if how == "sendfile":
+    while done < size: done += os.sendfile(out, view, done, size - done)
+elif how == "copy_file_range":
+    try:
+        while done < size: done += os.copy_file_range(view, out, size - done, done, done)
+    except OSError:  # another file system: the caller falls back
+        os.sendfile(out, view, done, size - done)
+else:
+    flags = {"populate": mmap.MAP_PRIVATE | mmap.MAP_POPULATE, "shared": mmap.MAP_SHARED, "willneed": mmap.MAP_PRIVATE}[how]
+    with mmap.mmap(view, 0, flags=flags, prot=mmap.PROT_READ) as m:
+        if how == "willneed": m.madvise(mmap.MADV_WILLNEED)
+        os.write(out, m)
+"#;
+    for how in [
+        "sendfile",
+        "copy_file_range",
+        "populate",
+        "shared",
+        "willneed",
+    ] {
+        let copy = dir.path().join(how);
+        let out = Command::new("python3")
+            .args(["-c", script])
+            .arg(&path)
+            .arg(&copy)
+            .arg(how)
+            .output()
+            .unwrap();
+        assert!(out.status.success(), "{how}: {}", text(&out.stderr));
+        assert!(fs::read(&copy).unwrap() == wanted, "{how}");
+        fs::remove_file(&copy).unwrap();
+    }
+
     std::thread::scope(|scope| {
         for thread in 0..4usize {
             let (file, wanted) = (&file, &wanted);
@@ -529,4 +566,55 @@ fn a_file_that_is_read_in_small_pieces_goes_through_the_page_cache_next_time() {
     let direct = Mounted::new(&model, &["--view", "merged", "--cache", "direct"]);
     assert_eq!(read_small(&direct), read_small(&direct));
     direct.unmount();
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_stale_mount_that_is_named_and_cleared() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 100).write(&model);
+    let point = tempfile::tempdir().unwrap();
+    let at = point.path().to_str().unwrap();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_ggufuse"))
+        .args(["-q", "mount", "-f", model.to_str().unwrap(), at])
+        .spawn()
+        .unwrap();
+    wait_for("the mount", || {
+        point.path().join("m-00001-of-00001.gguf").exists()
+    });
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    let out = ggufuse(&["mount", model.to_str().unwrap(), at]);
+    assert_eq!(out.status.code(), Some(5));
+    assert!(
+        text(&out.stderr).contains("ggufuse unmount --lazy"),
+        "{}",
+        text(&out.stderr)
+    );
+    let out = ggufuse(&["status", at, "--json"]);
+    let value: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(value[0]["stale"], true);
+    assert!(ggufuse(&["unmount", "--lazy", at]).status.success());
+    Mounted::at(point, &model).unmount();
+}
+
+#[test]
+fn the_background_logs_to_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 100).write(&model);
+    let log = dir.path().join("log");
+    let mount = Mounted::new(&model, &["--log-file", log.to_str().unwrap()]);
+    fs::write(&model, b"no model").unwrap();
+    let open = File::open(mount.path().join("m-00001-of-00001.gguf"));
+    assert_eq!(open.unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    mount.unmount();
+    wait_for("the last line", || {
+        fs::read_to_string(&log).unwrap().contains("unmounted")
+    });
+    let log = fs::read_to_string(&log).unwrap();
+    assert!(
+        log.contains("serving 1 file(s)") && log.contains("not a GGUF file"),
+        "{log}"
+    );
 }

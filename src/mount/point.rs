@@ -61,6 +61,8 @@ pub fn check(mountpoint: &Path, source: &Path, nonempty: bool) -> Result<PathBuf
         return Err(PointError::NotDir(path()));
     }
     let point = mountpoint.canonicalize().map_err(refuse)?;
+    // An opendir too: for a second after its daemon died a stat of a stale mount is answered from the kernel's cache.
+    let mut entries = std::fs::read_dir(&point).map_err(refuse)?;
     if ggufuse_mounts()
         .map_err(refuse)?
         .iter()
@@ -78,7 +80,7 @@ pub fn check(mountpoint: &Path, source: &Path, nonempty: bool) -> Result<PathBuf
             source_path: source.to_owned(),
         });
     }
-    if !nonempty && std::fs::read_dir(&point).map_err(refuse)?.next().is_some() {
+    if !nonempty && entries.next().is_some() {
         return Err(PointError::NotEmpty(path()));
     }
     Ok(point)

@@ -38,11 +38,19 @@ pub struct Mounted {
 
 impl Mounted {
     pub fn new(source: &Path, options: &[&str]) -> Mounted {
+        Mounted::with(tempfile::tempdir().unwrap(), source, options)
+    }
+
+    /// On a mount point that is there already.
+    pub fn at(dir: tempfile::TempDir, source: &Path) -> Mounted {
+        Mounted::with(dir, source, &[])
+    }
+
+    fn with(dir: tempfile::TempDir, source: &Path, options: &[&str]) -> Mounted {
         assert!(
             Path::new("/dev/fuse").exists(),
             "these tests need /dev/fuse"
         );
-        let dir = tempfile::tempdir().unwrap();
         let mut args = vec![
             "mount",
             source.to_str().unwrap(),
