@@ -4,8 +4,12 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Mounted, ggufuse, peers};
 
@@ -24,13 +28,28 @@ fn tool(peers: &Path, args: &[&str], input: &Path, output: &Path) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
+/// Byte for byte, in this process: thousands of small files are compared here.
 fn cmp(a: &Path, b: &Path) {
-    let out = Command::new("cmp").arg(a).arg(b).output().unwrap();
-    assert!(
-        out.status.success(),
-        "{}",
-        String::from_utf8_lossy(&out.stdout)
+    let (mut left, mut right) = (File::open(a).unwrap(), File::open(b).unwrap());
+    let len = left.metadata().unwrap().len();
+    assert_eq!(
+        len,
+        right.metadata().unwrap().len(),
+        "length of {a:?} and {b:?}"
     );
+    let (mut x, mut y) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    let mut at = 0;
+    while at < len {
+        let n = (len - at).min(1 << 20) as usize;
+        left.read_exact(&mut x[..n]).unwrap();
+        right.read_exact(&mut y[..n]).unwrap();
+        assert!(
+            x[..n] == y[..n],
+            "{a:?} and {b:?} differ in bytes {at} to {}",
+            at + n as u64
+        );
+        at += n as u64;
+    }
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {
@@ -118,6 +137,92 @@ fn every_vocabulary_of_the_peer() {
     for model in models {
         round_trip(&peers, &model, &[]);
     }
+}
+
+/// The tool gives up when the first tensor alone is over the size limit: it would have to leave a shard empty. A view
+/// gives that tensor a shard of its own.
+fn first_tensor_over_the_limit(peers: &Path, model: &Path, options: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let out = Command::new(peers.join("bin/llama-gguf-split"))
+        .arg("--split")
+        .args(options)
+        .arg(model)
+        .arg(dir.path().join("out"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(
+        !out.status.success() && said.contains("one of splits have 0 tensors"),
+        "{model:?} {options:?}: {:?} {said}",
+        out.status
+    );
+    let split = Mounted::new(model, options);
+    let shards = files(split.path());
+    let alone = usize::from(options.contains(&"--no-tensor-first-split"));
+    let sizes: Vec<usize> = shards
+        .iter()
+        .map(|shard| {
+            let header = ggufuse::gguf::parse(std::fs::read(shard).unwrap(), u64::MAX);
+            header.unwrap().tensors().len()
+        })
+        .collect();
+    assert_eq!(sizes[alone], 1, "{model:?} {options:?}: {sizes:?}");
+    // No tool has written these shards, so the way back is the check: it must be the model again.
+    let back = Mounted::new(&shards[0], &["--view", "merged", "--headers", "clean"]);
+    cmp(&back.path().join(model.file_name().unwrap()), model);
+    back.unmount();
+    split.unmount();
+}
+
+/// Models as llama.cpp loads them, of all architectures that its own test can make up.
+#[test]
+fn tiny_models_of_a_hundred_architectures() {
+    const LIMITED: [(&[&str], u64); 3] = [
+        (&["--split-max-size", "1M"], 1_000_000),
+        (&["--split-max-tensors", "7"], u64::MAX),
+        (
+            &["--split-max-size", "2M", "--no-tensor-first-split"],
+            2_000_000,
+        ),
+    ];
+    let peers = peers();
+    let models = files(&peers.join("archs"));
+    let (next, oversized) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let one = |model: &Path| {
+        let header = ggufuse::model::load(model).unwrap().headers.remove(0);
+        let first = header.tensors()[0].len.next_multiple_of(32);
+        for (options, limit) in LIMITED {
+            if first > limit {
+                oversized.fetch_add(1, Ordering::Relaxed);
+                first_tensor_over_the_limit(&peers, model, options);
+            } else {
+                round_trip(&peers, model, options);
+            }
+        }
+        let arch = header.get(b"general.architecture").unwrap();
+        arch.str_bytes().unwrap().to_vec()
+    };
+    let work = || {
+        let mut archs = BTreeSet::new();
+        while let Some(model) = models.get(next.fetch_add(1, Ordering::Relaxed)) {
+            archs.insert(one(model));
+        }
+        archs
+    };
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let archs: BTreeSet<Vec<u8>> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        running
+            .into_iter()
+            .flat_map(|w| w.join().unwrap())
+            .collect()
+    });
+    assert!(archs.len() >= 100, "only {} architectures", archs.len());
+    let oversized = oversized.into_inner();
+    assert!(
+        oversized * 10 < models.len() * LIMITED.len(),
+        "{oversized} cases have no files of the tool to compare with"
+    );
 }
 
 #[test]

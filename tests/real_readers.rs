@@ -1,4 +1,5 @@
-//! An unmodified llama.cpp loads our views and answers exactly as from the source file.
+//! Unmodified readers take our views: llama.cpp answers exactly as from the source file, its Python package sees the
+//! same keys and tensors.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -116,4 +117,59 @@ fn llama_server_answers_from_every_view_as_from_the_source() {
     }
     merged.unmount();
     shards.unmount();
+}
+
+#[test]
+fn the_python_package_reads_every_view_as_the_source() {
+    let peers = peers();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/read_gguf.py");
+    // The package takes some 10 seconds to go through the 260,000 tokens of gemma, so that is done less often.
+    let models = [
+        ("gemma.gguf", "60", &["peer"][..]),
+        ("archs/llama-moe.gguf", "7", &["peer", "clean"]),
+        ("archs/mamba-dense.gguf", "5", &["peer", "clean"]),
+        ("archs/deepseek2-moe.gguf", "9", &["peer", "clean"]),
+        ("archs/qwen3vl-dense.gguf", "11", &["peer", "clean"]),
+    ];
+    for (model, n, headers) in models {
+        let model = peers.join(model);
+        let options = ["--split-max-tensors", n, "--no-tensor-first-split"];
+        let mut mounts = vec![Mounted::new(&model, &options)];
+        if headers.len() > 1 {
+            mounts.push(Mounted::new(&model, &options[..2]));
+        }
+        let first = files(&mounts[0])[0].clone();
+        for headers in headers {
+            mounts.push(Mounted::new(Path::new(&first), &["--headers", headers]));
+        }
+        let views: Vec<Vec<String>> = mounts.iter().map(files).collect();
+        let out = Command::new(peers.join("python/bin/python"))
+            .arg(&script)
+            .arg(&model)
+            .args(views.iter().map(|view| view.join(":")))
+            .output()
+            .unwrap();
+        assert!(
+            out.status.success(),
+            "{model:?}:\n{}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        let said = String::from_utf8(out.stdout).unwrap();
+        assert_eq!(said.lines().count(), views.len(), "{said}");
+        for (line, view) in said.lines().zip(&views) {
+            assert!(
+                line.ends_with(&format!(" in {} files", view.len())),
+                "{line}"
+            );
+        }
+        assert!(views[0].len() > 2, "{views:?}");
+        assert_eq!(views.last().unwrap().len(), 1, "{views:?}");
+        // Those on top first.
+        mounts.into_iter().rev().for_each(Mounted::unmount);
+    }
+}
+
+fn files(mount: &Mounted) -> Vec<String> {
+    let path = |name: &String| mount.path().join(name).to_str().unwrap().to_owned();
+    mount.names().iter().map(path).collect()
 }

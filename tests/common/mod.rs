@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 /// The folder of the peers, built by tests/peers.sh when missing.
 pub fn peers() -> PathBuf {
@@ -79,9 +80,19 @@ impl Mounted {
         names
     }
 
-    /// Unmounts and waits until the directory is an ordinary one again.
+    /// Unmounts and waits until the directory is an ordinary one again. Tests run in threads of one process: a command
+    /// that another thread starts has, until its exec, our descriptors too, those closed since among them. That is over
+    /// in a moment; a file that is really left open still fails here.
     pub fn unmount(self) {
-        let out = ggufuse(&["unmount", self.path().to_str().unwrap()]);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let out = loop {
+            let out = ggufuse(&["unmount", self.path().to_str().unwrap()]);
+            let busy = String::from_utf8_lossy(&out.stderr).contains("os error 16");
+            if !busy || Instant::now() > deadline {
+                break out;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
         assert!(
             out.status.success(),
             "unmount failed: {}",
