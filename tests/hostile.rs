@@ -1095,3 +1095,34 @@ fn a_header_of_gigabytes_is_refused_before_it_fills_the_memory() {
     );
     assert!(most <= 1 << 30, "{most} bytes were read");
 }
+
+#[test]
+fn a_set_is_judged_as_a_whole_even_if_a_shard_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    write_set(dir.path(), &[&["a"], &["b"], &["c"]]);
+    fs::remove_file(member(dir.path(), 3, 3)).unwrap();
+    shard(7, 5, 3, &["a"]).write(&member(dir.path(), 2, 3));
+    let why = model::load(&member(dir.path(), 1, 3))
+        .unwrap_err()
+        .to_string();
+    for part in [
+        "split.no is 7",
+        "split.count is 5",
+        "tensor \"a\" is also in",
+        "00003-of-00003.gguf: missing",
+    ] {
+        assert!(why.contains(part), "{part} is not in {why}");
+    }
+}
+
+#[test]
+fn a_name_that_promises_thousands_of_shards_is_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m-00001-of-65535.gguf");
+    shard(0, 65535, 1, &["a"]).write(&path);
+    let why = model::load(&path).unwrap_err().to_string();
+    assert!(
+        why.contains("(65534 files)") && why.lines().count() < 5,
+        "{why}"
+    );
+}

@@ -618,3 +618,194 @@ fn the_background_logs_to_a_file() {
         "{log}"
     );
 }
+
+/// The kernel caches the pages of maps by inode: a replaced model must not share them with the old one.
+#[test]
+fn maps_of_a_replaced_model_stay_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    let filled = |byte: u8, path: &Path| {
+        let mut built = GgufBuilder::sample(1, 200_000);
+        built.tensors[0].3.fill(byte);
+        built.write(path);
+    };
+    filled(b'A', &model);
+    for cache in ["auto", "page"] {
+        filled(b'A', &dir.path().join("next"));
+        fs::rename(dir.path().join("next"), &model).unwrap();
+        let mount = Mounted::new(&model, &["--view", "merged", "--cache", cache]);
+        let script = r#"
+import mmap, os, sys
+view, model, other = sys.argv[1:]
+def opened():
+    fd = os.open(view, os.O_RDONLY)
+    return fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+f1, m1 = opened()
+assert m1[4096:4100] == b"AAAA" and os.pread(f1, 4, 8192) == b"AAAA"
+os.rename(other, model)
+f2, m2 = opened()
+for i in range(10):
+    at = 4096 + 40960 * i
+    assert m2[at:at + 4] == b"BBBB", (i, m2[at:at + 4])
+    assert m1[at:at + 4] == b"AAAA", (i, m1[at:at + 4])
+    assert os.pread(f2, 4, at + 8192) == b"BBBB" and os.pread(f1, 4, at + 8192) == b"AAAA"
+assert os.fstat(f1).st_ino != os.fstat(f2).st_ino
+"#;
+        filled(b'B', &dir.path().join("other"));
+        let out = Command::new("python3")
+            .args(["-c", script])
+            .args([
+                mount.path().join("m.gguf"),
+                model.clone(),
+                dir.path().join("other"),
+            ])
+            .output()
+            .unwrap();
+        assert!(out.status.success(), "{cache}: {}", text(&out.stderr));
+        mount.unmount();
+    }
+}
+
+#[test]
+fn bytes_that_changed_behind_a_restored_mtime_are_estale() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(1, 100_000).write(&model);
+    let mount = Mounted::new(&model, &["--view", "merged"]);
+    let file = File::open(mount.path().join("m.gguf")).unwrap();
+    let mut buf = [0; 16];
+    file.read_exact_at(&mut buf, 5000).unwrap();
+    let before = fs::metadata(&model).unwrap().modified().unwrap();
+    let writer = File::options().write(true).open(&model).unwrap();
+    writer.write_all_at(b"other bytes", 5000).unwrap();
+    writer.set_modified(before).unwrap();
+    drop(writer);
+    assert_eq!(
+        file.read_at(&mut buf, 5000).unwrap_err().raw_os_error(),
+        Some(libc::ESTALE)
+    );
+    // What moves ctime alone for a reason that can be seen is no change.
+    let again = File::open(mount.path().join("m.gguf")).unwrap();
+    fs::set_permissions(&model, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    fs::hard_link(&model, dir.path().join("link")).unwrap();
+    again.read_exact_at(&mut buf, 5000).unwrap();
+    drop((file, again));
+    mount.unmount();
+}
+
+#[test]
+fn a_lease_is_not_left_behind_by_a_change_before_the_first_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(1, 100_000).write(&model);
+    let mount = Mounted::new(&model, &["--view", "merged"]);
+    let file = File::open(mount.path().join("m.gguf")).unwrap();
+    File::open(&model)
+        .unwrap()
+        .set_modified(std::time::UNIX_EPOCH)
+        .unwrap();
+    let mut buf = [0; 16];
+    assert_eq!(
+        file.read_at(&mut buf, 5000).unwrap_err().raw_os_error(),
+        Some(libc::ESTALE)
+    );
+    let start = Instant::now();
+    drop(File::options().write(true).open(&model).unwrap());
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "a writer waits for a lease that nobody watches"
+    );
+    drop(file);
+    mount.unmount();
+}
+
+#[test]
+fn a_source_whose_path_leads_through_the_mount_point_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (inside, outside) = (dir.path().join("in"), dir.path().join("out"));
+    fs::create_dir(&inside).unwrap();
+    fs::create_dir(&outside).unwrap();
+    GgufBuilder::sample(2, 100).write(&outside.join("m.gguf"));
+    std::os::unix::fs::symlink("../out/m.gguf", inside.join("m.gguf")).unwrap();
+    let source = inside.join("m.gguf");
+    let out = ggufuse(&[
+        "mount",
+        source.to_str().unwrap(),
+        inside.to_str().unwrap(),
+        "-o",
+        "nonempty",
+    ]);
+    assert_eq!(out.status.code(), Some(5), "{}", text(&out.stderr));
+    assert!(!is_mounted(&inside));
+}
+
+#[test]
+fn a_listing_shows_the_files_of_the_new_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(3, 100).write(&model);
+    let mount = Mounted::new(&model, &["--split-max-tensors", "1"]);
+    assert_eq!(mount.names().len(), 3);
+    GgufBuilder::sample(8, 100).write(&model);
+    let names = mount.names();
+    assert_eq!(names.len(), 8);
+    for name in names {
+        assert!(!fs::read(mount.path().join(name)).unwrap().is_empty());
+    }
+    mount.unmount();
+}
+
+#[test]
+fn names_links_and_options_as_people_write_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("-m.gguf");
+    GgufBuilder::sample(2, 100).write(&model);
+    let (point, link) = (dir.path().join("mnt"), dir.path().join("link"));
+    fs::create_dir(&point).unwrap();
+    std::os::unix::fs::symlink("mnt", &link).unwrap();
+    let command = |args: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_ggufuse"))
+            .args(args)
+            .current_dir(dir.path())
+            .output()
+            .unwrap()
+    };
+    let ok = |args: &[&str]| {
+        let out = command(args);
+        assert!(
+            out.status.success(),
+            "{args:?}: {}",
+            text(&[out.stderr, out.stdout.clone()].concat())
+        );
+        text(&out.stdout)
+    };
+    ok(&[
+        "mount",
+        "-o",
+        "rw,noatime,x-systemd.automount",
+        "--",
+        "-m.gguf",
+        "link",
+    ]);
+    assert!(ok(&["status", "./mnt/../link"]).contains("-m.gguf"));
+    ok(&["unmount", "link"]);
+    assert!(!is_mounted(&point));
+    for (args, code) in [
+        (
+            &["mount", "./-m.gguf", "mnt", "-o", "auto_unmount"][..],
+            Some(2),
+        ),
+        (
+            &["mount", "./-m.gguf", "mnt", "--log-file", "./-m.gguf"],
+            Some(2),
+        ),
+        (&["unmount", "mnt"], Some(1)),
+        (&["unmount", "/proc"], Some(1)),
+    ] {
+        assert_eq!(command(args).status.code(), code, "{args:?}");
+    }
+    assert!(
+        fs::read_to_string("/proc/self/stat").is_ok(),
+        "/proc was not unmounted"
+    );
+}

@@ -114,9 +114,6 @@ pub(super) struct Mount {
     /// Log to this file (default in the background: syslog)
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Tell the parent on stdout when the mount answers
-    #[arg(long, hide = true)]
-    pub report_ready: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]

@@ -4,9 +4,18 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use super::exit::{self, CliError};
+
+/// Set for the child.
+const CHILD: &str = "GGUFUSE_BACKGROUND_CHILD";
+
+/// Whether this is the child.
+pub(super) fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
 
 /// Starts the child and waits until it is ready or has failed.
 ///
@@ -15,20 +24,21 @@ use super::exit::{self, CliError};
 pub(super) fn start() -> Result<(), CliError> {
     let failed =
         |error: io::Error| CliError::Mount(format!("cannot start the background process: {error}"));
+    let mut args = std::env::args_os();
+    let name = args.next().unwrap_or_else(|| "ggufuse".into());
     let mut child = Command::new("/proc/self/exe")
-        .args(std::env::args_os().skip(1))
-        .args(["--foreground", "--report-ready"])
+        .arg0(name)
+        .args(args)
+        .env(CHILD, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    let mut said = [0; 1];
-    let ready = child
-        .stdout
-        .take()
-        .map_or(Ok(0), |mut pipe| pipe.read(&mut said))
-        .map_err(failed)?;
-    if ready == 1 {
+    let mut said = Vec::new();
+    if let Some(pipe) = child.stdout.take() {
+        pipe.take(1).read_to_end(&mut said).map_err(failed)?;
+    }
+    if !said.is_empty() {
         return Ok(());
     }
     let status = child.wait().map_err(failed)?;

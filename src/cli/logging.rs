@@ -30,7 +30,8 @@ fn syslog() -> io::Result<Syslog> {
     Ok(Syslog(socket))
 }
 
-/// Starts logging. Without `file`, the background logs to syslog where there is one, else to stderr.
+/// Starts logging. Without `file`, the background logs to syslog; where there is none it says so on stderr, which
+/// it lets go of once it is mounted.
 ///
 /// # Errors
 /// When `file` cannot be opened for appending.
@@ -57,10 +58,20 @@ pub(super) fn start(
             .create(true)
             .open(file)?;
         builder.target(env_logger::Target::Pipe(Box::new(file)));
-    } else if let (true, Ok(syslog)) = (background, syslog()) {
-        builder
-            .target(env_logger::Target::Pipe(Box::new(syslog)))
-            .format_timestamp(None);
+    } else if background {
+        match syslog() {
+            Ok(syslog) => {
+                let pipe = env_logger::Target::Pipe(Box::new(syslog));
+                builder.target(pipe).format_timestamp(None);
+            }
+            Err(_) => {
+                builder.init();
+                log::warn!(
+                    "no syslog on this machine: nothing is logged in the background without --log-file"
+                );
+                return Ok(());
+            }
+        }
     }
     builder.init();
     Ok(())

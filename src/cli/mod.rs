@@ -12,6 +12,7 @@ mod plan;
 mod status;
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -43,6 +44,15 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// A mount point as the mount table names it. Of a stale one only the parent can be resolved.
+fn resolve(path: &Path) -> PathBuf {
+    let stale = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+    let resolved = path.canonicalize().ok().or_else(stale);
+    resolved
+        .or_else(|| std::path::absolute(path).ok())
+        .unwrap_or_else(|| path.to_owned())
+}
+
 fn run(args: Args) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
     match args.verb {
@@ -51,12 +61,20 @@ fn run(args: Args) -> Result<(), CliError> {
             mount::run(&verb, args.verbose, args.quiet)
         }
         Verb::Unmount { mountpoint, lazy } => {
-            let point = std::path::absolute(&mountpoint).unwrap_or(mountpoint);
-            crate::mount::unmount(&point, lazy).map_err(|error| {
-                CliError::Failed(format!("{}: cannot unmount: {error}", point.display()))
-            })
+            let point = resolve(&mountpoint);
+            let failed = |why: String| CliError::Failed(format!("{}: {why}", point.display()));
+            let mounts =
+                crate::mount::mounts().map_err(|e| failed(format!("cannot list mounts: {e}")))?;
+            let top = mounts.iter().rev().find(|mount| mount.mountpoint == point);
+            if top.is_none_or(|mount| mount.fstype != crate::mount::FSTYPE) {
+                return Err(failed("no ggufuse mount".to_owned()));
+            }
+            crate::mount::unmount(&point, lazy)
+                .map_err(|error| failed(format!("cannot unmount: {error}")))
         }
-        Verb::Status { mountpoint, json } => status::run(mountpoint.as_deref(), json, &mut out),
+        Verb::Status { mountpoint, json } => {
+            status::run(mountpoint.as_deref().map(resolve), json, &mut out)
+        }
         Verb::Plan {
             source,
             split,

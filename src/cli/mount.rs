@@ -1,6 +1,7 @@
 use std::fs::File;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::exit::CliError;
 use super::{background, logging, options};
 use crate::layout::{Piece, SplitOptions};
 use crate::model;
-use crate::mount::{End, MountOptions, check, serve};
+use crate::mount::{End, MountOptions, check, holds, serve};
 use crate::source::{SourceError, limit_open_files};
 use crate::vfs::{Fs, Ownership, VfsError, View, ViewFile};
 use crate::views::{self, ViewOptions};
@@ -30,13 +31,17 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         ..*given
     };
     let flags = options::apply(&mut args)?;
-    if !args.foreground {
+    let child = background::is_child();
+    if !args.foreground && !child {
         return background::start();
     }
-    logging::start(verbose, quiet, args.log_file.as_deref(), args.report_ready)
-        .map_err(|e| CliError::Failed(format!("cannot open the log: {e}")))?;
     let source = std::path::absolute(&args.source)
         .map_err(|e| CliError::Failed(format!("{}: {e}", args.source.display())))?;
+    if let Some(log) = &args.log_file {
+        not_a_source(log, &source)?;
+    }
+    logging::start(verbose, quiet, args.log_file.as_deref(), child)
+        .map_err(|e| CliError::Failed(format!("cannot open the log: {e}")))?;
     let point = check(&args.mountpoint, &source, flags.nonempty)
         .map_err(|e| CliError::Mount(e.to_string()))?;
     let view_options = ViewOptions {
@@ -46,6 +51,12 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
     };
     use_all_descriptors();
     let view = load(&source, &view_options, flags.ownership)?;
+    if let Some(inside) = view.sources.iter().find(|s| holds(&point, s.path())) {
+        let (point, inside) = (point.display(), inside.path().display());
+        return Err(CliError::Mount(format!(
+            "{point}: the source {inside} lies inside; it could not be reached"
+        )));
+    }
     log::info!(
         "{}: serving {} file(s) ({}) on {}",
         source.display(),
@@ -75,7 +86,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         threads: THREADS,
     };
     let ready = || {
-        if args.report_ready {
+        if child {
             return background::report_ready();
         }
         if std::io::stderr().is_terminal() {
@@ -86,7 +97,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         }
         Ok(())
     };
-    if args.report_ready {
+    if child {
         background::detach();
     }
     match serve(fs, &point, &mount_options, ready) {
@@ -117,6 +128,23 @@ fn use_all_descriptors() {
     }
     let all = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
     limit_open_files(all.saturating_sub(KEPT_DESCRIPTORS).min(MAX_SOURCES_OPEN));
+}
+
+/// Appending log lines to the model would destroy it.
+fn not_a_source(log: &Path, source: &Path) -> Result<(), CliError> {
+    let id = |path: &Path| {
+        std::fs::metadata(path)
+            .ok()
+            .map(|meta| (meta.dev(), meta.ino()))
+    };
+    let files = model::find(source).map_or(Vec::new(), |found| found.files);
+    if id(log).is_some_and(|log| files.iter().any(|file| id(file) == Some(log))) {
+        return Err(CliError::Usage(format!(
+            "--log-file {}: that is the model itself",
+            log.display()
+        )));
+    }
+    Ok(())
 }
 
 /// A mount error with what is usually missing.

@@ -62,9 +62,10 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
             "default_permissions" => flags.default_permissions = true,
             "nonempty" => flags.nonempty = true,
             // What every mount of this kind is anyway, and what only mount(8) reads.
-            "ro" | "nosuid" | "nodev" | "auto" | "noauto" | "user" | "users" | "nofail"
-            | "_netdev" | "defaults" => {}
-            key if key.starts_with("x-") => {}
+            "ro" | "rw" | "suid" | "nosuid" | "dev" | "nodev" | "exec" | "noexec" | "atime"
+            | "noatime" | "relatime" | "auto" | "noauto" | "user" | "users" | "nouser"
+            | "nofail" | "_netdev" | "defaults" | "comment" => {}
+            key if key.starts_with("x-") || key.starts_with("X-") => {}
             "subtype" if need()? == "ggufuse" => {}
             "uid" => flags.ownership.uid = Some(number(need()?, 10).map_err(bad)?),
             "gid" => flags.ownership.gid = Some(number(need()?, 10).map_err(bad)?),
@@ -94,6 +95,11 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
             "log-file" => mount.log_file = Some(need()?.into()),
             _ => return Err(bad("unknown option".to_owned())),
         }
+    }
+    if flags.auto_unmount && !flags.allow_other && !flags.allow_root {
+        return Err(CliError::Usage(
+            "-o auto_unmount needs allow_other or allow_root beside it".to_owned(),
+        ));
     }
     if mount.split.split_max_size.is_some() && mount.split.split_max_tensors.is_some() {
         return Err(CliError::Usage(

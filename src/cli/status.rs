@@ -1,6 +1,6 @@
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
@@ -8,8 +8,7 @@ use serde_json::{Map, Value, json};
 use super::exit::CliError;
 use crate::mount::ggufuse_mounts;
 
-pub(super) fn run(only: Option<&Path>, json: bool, out: &mut impl Write) -> Result<(), CliError> {
-    let only = only.map(|p| std::path::absolute(p).unwrap_or_else(|_| p.to_owned()));
+pub(super) fn run(only: Option<PathBuf>, json: bool, out: &mut impl Write) -> Result<(), CliError> {
     let mut mounts =
         ggufuse_mounts().map_err(|e| CliError::Failed(format!("cannot list mounts: {e}")))?;
     mounts.retain(|m| only.as_ref().is_none_or(|p| *p == m.mountpoint));

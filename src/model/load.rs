@@ -79,19 +79,18 @@ pub fn load(source: &Path) -> Result<Model, ModelError> {
         is_set,
     } = find(source)?;
     let mut problems = Vec::new();
-    let (mut sources, mut headers) = (Vec::new(), Vec::new());
-    for path in &files {
+    let (mut sources, mut headers, mut parsed) = (Vec::new(), Vec::new(), Vec::new());
+    for (no, path) in files.iter().enumerate() {
         match open(path) {
             Ok((source, header)) => {
                 sources.push(source);
                 headers.push(header);
+                parsed.push(no);
             }
-            Err(why) => problems.push((path.clone(), why)),
+            Err(why) => problems.push((no, why)),
         }
     }
-    if problems.is_empty() {
-        check(&files, &headers, is_set, &mut problems);
-    }
+    check(&files, &parsed, &headers, is_set, &mut problems);
     if problems.is_empty() {
         Ok(Model {
             stem,
@@ -100,14 +99,38 @@ pub fn load(source: &Path) -> Result<Model, ModelError> {
             is_set,
         })
     } else {
-        Err(ModelError::Invalid { problems })
+        problems.sort_by_key(|(no, _)| *no);
+        Err(ModelError::Invalid {
+            problems: by_file(&files, problems),
+        })
     }
+}
+
+const MISSING: &str = "missing";
+
+/// Problems with their files. A run of missing files becomes one line: a name can promise 65,535 shards.
+fn by_file(files: &[PathBuf], problems: Vec<(usize, String)>) -> Vec<(PathBuf, String)> {
+    let is_missing = |(_, why): &(usize, String)| why == MISSING;
+    let path = |no: usize| files.get(no).cloned().unwrap_or_default();
+    let mut out = Vec::new();
+    for run in problems.chunk_by(|a, b| is_missing(a) && is_missing(b)) {
+        match run {
+            [first, .., last] if run.len() > 3 => {
+                let last = path(last.0);
+                let name = last.file_name().unwrap_or_default().display();
+                let why = format!("{MISSING}, as are all up to {name} ({} files)", run.len());
+                out.push((path(first.0), why));
+            }
+            few => out.extend(few.iter().map(|(no, why)| (path(*no), why.clone()))),
+        }
+    }
+    out
 }
 
 fn open(path: &Path) -> Result<(Source, Header), String> {
     let source = Source::open(path).map_err(|error| match error {
         SourceError::Io { error, .. } if error.kind() == io::ErrorKind::NotFound => {
-            "missing".to_owned()
+            MISSING.to_owned()
         }
         SourceError::Io { error, .. } => error.to_string(),
         SourceError::Changed { .. } => "changed while it was opened".to_owned(),
@@ -125,35 +148,41 @@ fn open(path: &Path) -> Result<(Source, Header), String> {
     }
 }
 
-/// What the shards say of themselves, against their names and each other.
+/// What the shards say of themselves, against their names and each other. `parsed` are the places in `files` of
+/// those that could be read; the others are problems already.
 fn check(
     files: &[PathBuf],
+    parsed: &[usize],
     headers: &[Header],
     is_set: bool,
-    problems: &mut Vec<(PathBuf, String)>,
+    problems: &mut Vec<(usize, String)>,
 ) {
     let total: usize = headers.iter().map(|h| h.tensors().len()).sum();
-    let count = headers.len();
+    let count = files.len();
     let mut owner: HashMap<&[u8], &Path> = HashMap::new();
-    for (no, (path, header)) in files.iter().zip(headers).enumerate() {
-        let mut bad = |why: String| problems.push((path.clone(), why));
+    for (&no, header) in parsed.iter().zip(headers) {
+        let Some(path) = files.get(no) else { continue };
+        let mut bad = |why: String| problems.push((no, why));
         let int = |key: &str| header.get(key.as_bytes()).map(|kv| kv.int());
         if is_set && (count > 1 || header.get(b"split.count").is_some()) {
+            // The number of tensors is known only when all shards are there.
+            let all = (headers.len() == count).then_some(total);
             let wanted = [
-                ("split.no", no),
-                ("split.count", count),
-                ("split.tensors.count", total),
+                ("split.no", Some(no)),
+                ("split.count", Some(count)),
+                ("split.tensors.count", all),
             ];
             for (key, wanted) in wanted {
-                match int(key) {
-                    None => bad(format!(
+                match (int(key), wanted) {
+                    (None, _) => bad(format!(
                         "{key} is missing, so this file was not written as a shard"
                     )),
-                    Some(Some(have)) if have == wanted as i128 => {}
-                    Some(Some(have)) => bad(format!(
+                    (Some(None), _) => bad(format!("{key} is not an integer")),
+                    (Some(Some(_)), None) => {}
+                    (Some(Some(have)), Some(wanted)) if have == wanted as i128 => {}
+                    (Some(Some(have)), Some(wanted)) => bad(format!(
                         "{key} is {have}, but the set's names and tensors say {wanted}"
                     )),
-                    Some(None) => bad(format!("{key} is not an integer")),
                 }
             }
         } else if let (Some(Some(n)), Some(Some(all))) =

@@ -71,7 +71,9 @@ fn guard(operation: &str, body: impl FnOnce()) {
 /// Logs an error, and translates it.
 fn fail(operation: &str, ino: INodeNo, error: &VfsError) -> Errno {
     let level = match error {
-        VfsError::NotFound | VfsError::NoAttr | VfsError::Range => log::Level::Debug,
+        VfsError::NotFound | VfsError::Stale | VfsError::NoAttr | VfsError::Range => {
+            log::Level::Debug
+        }
         _ => log::Level::Warn,
     };
     log::log!(level, "{operation} of inode {}: {error}", ino.0);
@@ -188,9 +190,8 @@ impl Filesystem for Adaptor {
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         guard("open", move || match self.fs.open(ino.0, flags.0) {
             Ok(opened) => {
-                // What maps (or, without direct I/O, reads) have cached stays while the bytes are the same.
-                let mut how = FopenFlags::empty();
-                how.set(FopenFlags::FOPEN_KEEP_CACHE, opened.unchanged);
+                // A number stands for the same bytes for ever, so what the kernel has cached is right.
+                let mut how = FopenFlags::FOPEN_KEEP_CACHE;
                 let direct = match self.cache {
                     CacheMode::Auto => !opened.small_reads && self.direct.load(Ordering::Relaxed),
                     CacheMode::Direct => true,
@@ -269,8 +270,8 @@ impl Filesystem for Adaptor {
     }
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        guard("opendir", move || match self.fs.readdir(ino.0) {
-            Ok(_) => reply.opened(FileHandle(0), FopenFlags::empty()),
+        guard("opendir", move || match self.fs.opendir(ino.0) {
+            Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
             Err(error) => reply.error(fail("opendir", ino, &error)),
         });
     }

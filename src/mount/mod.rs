@@ -6,6 +6,6 @@ mod session;
 mod table;
 
 pub use fuse::{Adaptor, CacheMode};
-pub use point::{PointError, check};
+pub use point::{PointError, check, holds};
 pub use session::{End, MountOptions, serve};
-pub use table::{MountEntry, ggufuse_mounts, mounts, unmount};
+pub use table::{FSTYPE, MountEntry, ggufuse_mounts, mounts, unmount};

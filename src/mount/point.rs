@@ -70,11 +70,7 @@ pub fn check(mountpoint: &Path, source: &Path, nonempty: bool) -> Result<PathBuf
     {
         return Err(PointError::Mounted(path()));
     }
-    // A source that cannot be resolved is reported when it is opened.
-    if source
-        .canonicalize()
-        .is_ok_and(|source| source.starts_with(&point))
-    {
+    if holds(&point, source) {
         return Err(PointError::OwnSource {
             point: path(),
             source_path: source.to_owned(),
@@ -84,6 +80,16 @@ pub fn check(mountpoint: &Path, source: &Path, nonempty: bool) -> Result<PathBuf
         return Err(PointError::NotEmpty(path()));
     }
     Ok(point)
+}
+
+/// Whether `path` leads through `point` or into it: such a source could not be reached once `point` is mounted, and
+/// asking for it would wait for ourselves. A path that cannot be resolved is reported when it is opened.
+pub fn holds(point: &Path, path: &Path) -> bool {
+    let inside = |path: &Path| {
+        path.canonicalize()
+            .is_ok_and(|path| path.starts_with(point))
+    };
+    inside(path) || path.parent().is_some_and(inside)
 }
 
 #[cfg(test)]

@@ -6,6 +6,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// The type of our mounts.
+pub const FSTYPE: &str = "fuse.ggufuse";
+
 /// One line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
@@ -13,7 +16,7 @@ pub struct MountEntry {
     pub mountpoint: PathBuf,
     /// What is mounted (fsname).
     pub source: OsString,
-    /// Its type, `fuse.ggufuse` for ours.
+    /// Its type, [`FSTYPE`] for ours.
     pub fstype: String,
     /// Device number, `major:minor`.
     pub device: String,
@@ -34,7 +37,7 @@ pub fn mounts() -> io::Result<Vec<MountEntry>> {
 pub fn ggufuse_mounts() -> io::Result<Vec<MountEntry>> {
     Ok(mounts()?
         .into_iter()
-        .filter(|entry| entry.fstype == "fuse.ggufuse")
+        .filter(|entry| entry.fstype == FSTYPE)
         .collect())
 }
 

@@ -4,6 +4,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::lease::{Leased, Lent};
 use super::pool::{Open, Place};
 
@@ -20,6 +22,8 @@ pub struct Identity {
     pub mtime: (i64, i64),
     /// Change time, seconds and nanoseconds.
     pub ctime: (i64, i64),
+    /// Links, mode, owner and group: what moves ctime, but no bytes.
+    about: (u64, u32, u32, u32),
 }
 
 impl Identity {
@@ -30,12 +34,15 @@ impl Identity {
             size: meta.len(),
             mtime: (meta.mtime(), meta.mtime_nsec()),
             ctime: (meta.ctime(), meta.ctime_nsec()),
+            about: (meta.nlink(), meta.mode(), meta.uid(), meta.gid()),
         }
     }
 
-    /// The same file with the same bytes; unlike `==`, a ctime that moved alone (unlink, chmod, link) is no change.
+    /// The same file with the same bytes. A ctime that moved is no change if links, mode or owner, which move it,
+    /// are others too; alone it means that someone wrote and put mtime back.
     fn same_bytes(&self, now: &Identity) -> bool {
         (self.dev, self.ino, self.size, self.mtime) == (now.dev, now.ino, now.size, now.mtime)
+            && (self.ctime == now.ctime || self.about != now.about)
     }
 }
 
@@ -63,7 +70,8 @@ pub enum SourceError {
 #[derive(Debug, Clone)]
 pub struct Source {
     path: PathBuf,
-    identity: Identity,
+    /// As last seen: what moved without the bytes is taken over.
+    identity: Arc<Mutex<Identity>>,
     place: Arc<Place>,
 }
 
@@ -76,7 +84,7 @@ impl Source {
         let (file, identity) = open(path)?;
         Ok(Source {
             path: path.to_owned(),
-            identity,
+            identity: Arc::new(Mutex::new(identity)),
             place: Arc::new(Place::new(file)),
         })
     }
@@ -92,9 +100,7 @@ impl Source {
             other => other,
         };
         let (file, now) = open(&self.path).map_err(gone)?;
-        if !self.identity.same_bytes(&now) {
-            return Err(self.changed());
-        }
+        self.compare(now)?;
         Ok(self.place.put(file))
     }
 
@@ -109,14 +115,14 @@ impl Source {
         &self.path
     }
 
-    /// What the file was when it was opened.
-    pub fn identity(&self) -> &Identity {
-        &self.identity
+    /// What the file is: as when it was opened, but for what moves without its bytes.
+    pub fn identity(&self) -> Identity {
+        *self.identity.lock()
     }
 
     /// Length in bytes when it was opened.
     pub fn len(&self) -> u64 {
-        self.identity.size
+        self.identity.lock().size
     }
 
     /// True for a file of zero bytes.
@@ -131,14 +137,18 @@ impl Source {
         }
     }
 
+    fn compare(&self, now: Identity) -> Result<(), SourceError> {
+        let mut known = self.identity.lock();
+        if !known.same_bytes(&now) {
+            return Err(self.changed());
+        }
+        *known = now;
+        Ok(())
+    }
+
     /// Fails with `Changed` when the open file no longer has the bytes it was opened with.
     fn verify(&self, file: &File) -> Result<(), SourceError> {
-        let now = Identity::of(&file.metadata().map_err(|e| self.io(e))?);
-        if self.identity.same_bytes(&now) {
-            Ok(())
-        } else {
-            Err(self.changed())
-        }
+        self.compare(Identity::of(&file.metadata().map_err(|e| self.io(e))?))
     }
 
     /// Fails with `Changed` when the path no longer leads to this very file; a deleted path counts as changed.
@@ -147,13 +157,8 @@ impl Source {
     /// `Changed`, or `Io` of the stat.
     pub fn verify_path(&self) -> Result<(), SourceError> {
         match std::fs::metadata(&self.path) {
-            Ok(meta) if self.identity.same_bytes(&Identity::of(&meta)) => Ok(()),
-            Ok(_) => Err(SourceError::Changed {
-                path: self.path.clone(),
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(SourceError::Changed {
-                path: self.path.clone(),
-            }),
+            Ok(meta) => self.compare(Identity::of(&meta)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(self.changed()),
             Err(error) => Err(self.io(error)),
         }
     }

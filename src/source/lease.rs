@@ -49,7 +49,7 @@ static HELD: Mutex<Vec<Weak<Leased>>> = Mutex::new(Vec::new());
 impl Leased {
     /// Takes the lease and maps the file. `None` where the file system, its owner or a writer does not let us.
     pub(super) fn take(file: &Arc<File>) -> Option<Arc<Leased>> {
-        if is_remote(file) || !watch() {
+        if !is_local(file) || !watch() {
             return None;
         }
         // SAFETY: read-only, handed to system calls alone (see `Lent`), and no one can write or truncate the file
@@ -103,6 +103,15 @@ impl Leased {
     }
 }
 
+impl Drop for Leased {
+    /// The descriptor may live on in the pool: a lease that nobody watches would block writers.
+    fn drop(&mut self) {
+        if self.held.load(SeqCst) {
+            drop(set_lease(&self.file, libc::F_UNLCK));
+        }
+    }
+}
+
 fn set_lease(file: &File, kind: libc::c_int) -> io::Result<()> {
     // SAFETY: takes no pointer.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) } {
@@ -111,16 +120,19 @@ fn set_lease(file: &File, kind: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Files that others can change without asking this kernel.
-fn is_remote(file: &File) -> bool {
-    const REMOTE: [i64; 7] = [
-        0x6573_5546, // FUSE
-        0x6969,      // NFS
-        0xFF53_4D42, // CIFS
-        0xFE53_4D42, // SMB2
-        0x517B,      // SMB
-        0x0102_1997, // 9p
-        0x00C3_6400, // Ceph
+/// File systems of this machine alone: what changes their files asks this kernel, which asks us.
+fn is_local(file: &File) -> bool {
+    const LOCAL: [i64; 10] = [
+        0xEF53,      // ext2, ext3, ext4
+        0x5846_5342, // XFS
+        0x9123_683E, // Btrfs
+        0x0102_1994, // tmpfs
+        0xF2F5_2010, // F2FS
+        0x2FC1_2FC1, // ZFS
+        0xCA45_1A4E, // bcachefs
+        0x4D44,      // FAT
+        0x2011_BAB0, // exFAT
+        0x7366_746E, // NTFS
     ];
     // SAFETY: all-zero bytes are a valid statfs, which the call fills.
     let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
@@ -131,7 +143,7 @@ fn is_remote(file: &File) -> bool {
         reason = "the field's type differs between C libraries"
     )]
     let kind = i64::from(fs.f_type);
-    failed || REMOTE.contains(&kind)
+    !failed && LOCAL.contains(&kind)
 }
 
 /// Starts the thread that gives leases back, once. Before the first lease: SIGIO without a handler ends the process.

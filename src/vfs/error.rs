@@ -5,6 +5,9 @@ use crate::source::SourceError;
 /// Why an operation was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum VfsError {
+    /// A file of an earlier view.
+    #[error("its sources changed since it was looked up")]
+    Stale,
     /// No such file.
     #[error("no such file")]
     NotFound,
@@ -42,6 +45,7 @@ impl VfsError {
     pub fn errno(&self) -> i32 {
         match self {
             VfsError::NotFound => libc::ENOENT,
+            VfsError::Stale => libc::ESTALE,
             VfsError::IsDir => libc::EISDIR,
             VfsError::NotDir => libc::ENOTDIR,
             VfsError::ReadOnly => libc::EROFS,

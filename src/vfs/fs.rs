@@ -25,8 +25,8 @@ pub struct Fs {
     inodes: Mutex<Inodes>,
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     next_handle: AtomicU64,
-    /// How each inode was last opened and read.
-    opened: Mutex<HashMap<u64, Last>>,
+    /// Inodes that were read in small pieces, and how many opens that still counts for.
+    small_reads: Mutex<HashMap<u64, u8>>,
     stats: Stats,
     /// Seconds from the epoch to the start.
     since: u64,
@@ -46,12 +46,9 @@ struct Handle {
 const SMALL_READ: u64 = 32 << 10;
 const ENOUGH_READS: u64 = 64;
 
-/// What is remembered of an inode's last open.
-#[derive(Debug, Clone, Copy, Default)]
-struct Last {
-    generation: u64,
-    small_reads: bool,
-}
+/// After so many opens through the page cache an inode is tried without it again: nobody can tell there how large the
+/// reader's pieces are.
+const SMALL_OPENS: u8 = 16;
 
 #[derive(Debug, Default)]
 struct Stats {
@@ -65,8 +62,6 @@ struct Stats {
 pub struct Opened {
     /// The handle.
     pub fh: u64,
-    /// The bytes are those of the last open of this inode: what the kernel has cached is still right.
-    pub unchanged: bool,
     /// An earlier reader of this inode read in small pieces, which go faster through the page cache.
     pub small_reads: bool,
 }
@@ -113,7 +108,7 @@ impl Fs {
             inodes: Mutex::new(inodes),
             handles: RwLock::default(),
             next_handle: AtomicU64::new(1),
-            opened: Mutex::default(),
+            small_reads: Mutex::default(),
             stats: Stats::default(),
             since: SystemTime::now()
                 .duration_since(SystemTime::UNIX_EPOCH)
@@ -194,7 +189,25 @@ impl Fs {
         if ino == ROOT {
             return Ok(tree.root);
         }
-        Ok(tree.file(tree.index_of_ino(ino)?)?.1.attr)
+        let Ok(index) = tree.index_of_ino(ino) else {
+            // fstat comes without the handle: a file of an earlier view that is still open has its attributes.
+            let handles = self.handles.read();
+            let open = handles.values().find(|handle| handle.ino == ino);
+            return match open {
+                Some(handle) => Ok(handle.tree.file(handle.index)?.1.attr),
+                None => Err(self.gone(ino)),
+            };
+        };
+        Ok(tree.file(index)?.1.attr)
+    }
+
+    /// The error for a number that the current view does not have: with ESTALE the kernel looks the name up again.
+    fn gone(&self, ino: u64) -> VfsError {
+        if self.inodes.lock().issued(ino) {
+            VfsError::Stale
+        } else {
+            VfsError::NotFound
+        }
     }
 
     /// The root's entries, `.` and `..` first.
@@ -218,6 +231,24 @@ impl Fs {
                 attr: node.attr,
             }))
             .collect())
+    }
+
+    /// Opens the directory. Plans the view anew if a source has changed, so that the listing shows the files that an
+    /// open will find; where no new view can be had the old one stays visible.
+    ///
+    /// # Errors
+    /// As [`Fs::readdir`].
+    pub fn opendir(&self, ino: u64) -> Result<(), VfsError> {
+        let tree = self.tree();
+        if ino != ROOT {
+            tree.index_of_ino(ino)?;
+            return Err(VfsError::NotDir);
+        }
+        let changed = (0..tree.view.files.len()).find(|&index| tree.verify(index).is_err());
+        if let Some(index) = changed {
+            drop(self.fresh(tree, index));
+        }
+        Ok(())
     }
 
     /// Checks `access(2)`'s mask.
@@ -246,22 +277,26 @@ impl Fs {
 
     fn try_open(&self, ino: u64, flags: i32) -> Result<Opened, VfsError> {
         let tree = self.tree();
-        let index = tree.index_of_ino(ino)?;
+        let index = tree.index_of_ino(ino).map_err(|error| match error {
+            VfsError::NotFound => self.gone(ino),
+            other => other,
+        })?;
         if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
             return Err(VfsError::ReadOnly);
         }
         let tree = self.fresh(tree, index)?;
-        let index = tree.index_of_ino(ino)?;
-        let (unchanged, small_reads) = {
-            let mut opened = self.opened.lock();
-            let generation = tree.generation;
-            let last = opened.entry(ino).or_insert(Last {
-                generation,
-                small_reads: false,
-            });
-            let unchanged = last.generation == generation;
-            last.generation = generation;
-            (unchanged, last.small_reads)
+        // Planned anew: the file has another number now.
+        let index = tree.index_of_ino(ino).map_err(|_| VfsError::Stale)?;
+        let small_reads = {
+            let mut small = self.small_reads.lock();
+            match small.get_mut(&ino) {
+                None => false,
+                Some(0) => small.remove(&ino).is_none(),
+                Some(opens) => {
+                    *opens = opens.saturating_sub(1);
+                    true
+                }
+            }
         };
         let fh = self.next_handle.fetch_add(1, Relaxed);
         self.handles.write().insert(
@@ -274,11 +309,7 @@ impl Fs {
                 direct_bytes: AtomicU64::new(0),
             }),
         );
-        Ok(Opened {
-            fh,
-            unchanged,
-            small_reads,
-        })
+        Ok(Opened { fh, small_reads })
     }
 
     /// Forgets a handle.
@@ -293,10 +324,8 @@ impl Fs {
             .ok_or(VfsError::BadHandle)?;
         let reads = handle.direct_reads.load(Relaxed);
         let small = handle.direct_bytes.load(Relaxed) < reads.saturating_mul(SMALL_READ);
-        if reads >= ENOUGH_READS
-            && let Some(last) = self.opened.lock().get_mut(&handle.ino)
-        {
-            last.small_reads = small;
+        if reads >= ENOUGH_READS && small {
+            self.small_reads.lock().insert(handle.ino, SMALL_OPENS);
         }
         Ok(())
     }
@@ -429,7 +458,7 @@ impl Fs {
         match (name.to_str(), file) {
             (Some("user.ggufuse.view"), _) => Ok(tree.view.kind.into()),
             (Some("user.ggufuse.version"), _) => Ok(env!("CARGO_PKG_VERSION").into()),
-            (Some("user.ggufuse.source"), Some(file)) => Ok(file.sources_text.clone()),
+            (Some("user.ggufuse.source"), Some(file)) => Ok(cut(file.sources_text.clone())),
             (Some("user.ggufuse.stats"), None) => Ok(self.stats_text().into_bytes()),
             (Some("user.ggufuse.sources"), None) => {
                 let lines = tree
@@ -437,7 +466,7 @@ impl Fs {
                     .sources
                     .iter()
                     .map(|source| [source.path().as_os_str().as_bytes(), b"\n"].concat());
-                Ok(lines.collect::<Vec<_>>().concat())
+                Ok(cut(lines.collect::<Vec<_>>().concat()))
             }
             _ => Err(VfsError::NoAttr),
         }
@@ -473,6 +502,26 @@ impl Fs {
             self.handles.read().len()
         )
     }
+}
+
+/// An extended attribute has at most 64 KiB: a longer list of lines ends with how many are left out.
+fn cut(mut list: Vec<u8>) -> Vec<u8> {
+    const MOST: usize = (64 << 10) - 64;
+    if list.len() > MOST {
+        let end = list
+            .get(..MOST)
+            .and_then(|head| head.iter().rposition(|&b| b == b'\n'))
+            .unwrap_or(0);
+        let left = list
+            .get(end..)
+            .unwrap_or_default()
+            .trim_ascii()
+            .split(|&b| b == b'\n')
+            .count();
+        list.truncate(end);
+        list.extend_from_slice(format!("\n... and {left} more").as_bytes());
+    }
+    list
 }
 
 #[cfg(test)]
@@ -603,13 +652,21 @@ mod tests {
         let new_path = dir.path().join("b");
         std::fs::write(&new_path, b"abcdefghijkl").unwrap();
         std::fs::rename(&new_path, &path).unwrap();
-        let new = fs.open(2, libc::O_RDONLY).unwrap();
-        assert!(old.unchanged && !new.unchanged);
-        assert!(fs.open(2, libc::O_RDONLY).unwrap().unchanged);
+        // The kernel looks the name up again, and finds another number: what it has cached of 2 stays that of 2.
+        assert_eq!(errno(fs.open(2, libc::O_RDONLY)), libc::ESTALE);
+        let name = fs.readdir(ROOT).unwrap().pop().unwrap().name;
+        let ino = fs.lookup(ROOT, &name).unwrap().ino;
+        assert_ne!(ino, 2);
+        let new = fs.open(ino, libc::O_RDONLY).unwrap();
         assert_eq!(fs.read(old.fh, 7, 99).unwrap(), b"23456789");
         assert_eq!(fs.read(new.fh, 7, 99).unwrap(), b"cdefghijkl");
-        assert_eq!(fs.attr(2, None).unwrap().size, 17);
+        assert_eq!(fs.attr(ino, None).unwrap().size, 17);
+        // fstat of what is open, with the handle and without.
         assert_eq!(fs.attr(2, Some(old.fh)).unwrap().size, 15);
+        assert_eq!(fs.attr(2, None).unwrap().size, 15);
+        fs.release(old.fh).unwrap();
+        assert_eq!(errno(fs.attr(2, None)), libc::ESTALE);
+        assert_eq!(errno(fs.attr(99, None)), libc::ENOENT);
     }
 
     #[test]

@@ -74,18 +74,29 @@ pub struct Attr {
     pub blksize: u32,
 }
 
-/// Inode numbers by name; a name keeps its number for the life of the mount.
-#[derive(Debug, Default)]
-pub(super) struct Inodes(HashMap<OsString, u64>);
+/// Inode numbers given out. Those of one view are never used for another: the kernel caches pages and sizes by
+/// inode, so a number stands for the same bytes for the life of the mount.
+#[derive(Debug)]
+pub(super) struct Inodes {
+    next: u64,
+}
+
+impl Default for Inodes {
+    fn default() -> Inodes {
+        Inodes { next: ROOT + 1 }
+    }
+}
 
 impl Inodes {
-    fn number(&mut self, name: &OsStr) -> u64 {
-        if let Some(&ino) = self.0.get(name) {
-            return ino;
-        }
-        let ino = ROOT.saturating_add(1).saturating_add(self.0.len() as u64);
-        self.0.insert(name.to_owned(), ino);
+    fn number(&mut self) -> u64 {
+        let ino = self.next;
+        self.next = ino.saturating_add(1);
         ino
+    }
+
+    /// Whether a file ever had this number.
+    pub(super) fn issued(&self, ino: u64) -> bool {
+        (ROOT.saturating_add(1)..self.next).contains(&ino)
     }
 }
 
@@ -139,7 +150,7 @@ impl Tree {
                 .iter()
                 .filter_map(|&i| tree.view.sources.get(i))
                 .collect();
-            let ino = inodes.number(&file.name);
+            let ino = inodes.number();
             tree.by_name.insert(file.name.clone(), index);
             tree.by_ino.insert(ino, index);
             let attr = attr(ino, file.content.len(), &sources, ownership);
