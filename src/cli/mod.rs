@@ -10,6 +10,7 @@ mod mount;
 mod options;
 mod plan;
 mod status;
+mod unmount;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -60,18 +61,7 @@ fn run(args: Args) -> Result<(), CliError> {
             drop(out);
             mount::run(&verb, args.verbose, args.quiet)
         }
-        Verb::Unmount { mountpoint, lazy } => {
-            let point = resolve(&mountpoint);
-            let failed = |why: String| CliError::Failed(format!("{}: {why}", point.display()));
-            let mounts =
-                crate::mount::mounts().map_err(|e| failed(format!("cannot list mounts: {e}")))?;
-            let top = mounts.iter().rev().find(|mount| mount.mountpoint == point);
-            if top.is_none_or(|mount| mount.fstype != crate::mount::FSTYPE) {
-                return Err(failed("no ggufuse mount".to_owned()));
-            }
-            crate::mount::unmount(&point, lazy)
-                .map_err(|error| failed(format!("cannot unmount: {error}")))
-        }
+        Verb::Unmount { mountpoint, lazy } => unmount::run(&resolve(&mountpoint), lazy),
         Verb::Status { mountpoint, json } => {
             status::run(mountpoint.as_deref().map(resolve), json, &mut out)
         }
