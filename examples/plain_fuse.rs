@@ -6,6 +6,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -13,7 +14,8 @@ use fuser::{
     LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
 
-struct Plain {
+/// The file system. A file that is truncated behind it is EIO, as on a failing disk.
+pub struct Plain {
     file: Option<File>,
     size: u64,
 }
@@ -21,6 +23,15 @@ struct Plain {
 const TTL: Duration = Duration::from_secs(60);
 
 impl Plain {
+    /// A file's bytes.
+    pub fn file(path: &Path) -> std::io::Result<Plain> {
+        let file = File::open(path)?;
+        Ok(Plain {
+            size: file.metadata()?.len(),
+            file: Some(file),
+        })
+    }
+
     fn attr(&self, ino: u64) -> FileAttr {
         let is_dir = ino == 1;
         let time = SystemTime::UNIX_EPOCH;
@@ -99,13 +110,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             file: None,
             size: size.parse()?,
         },
-        None => {
-            let file = File::open(source)?;
-            Plain {
-                size: file.metadata()?.len(),
-                file: Some(file),
-            }
-        }
+        None => Plain::file(Path::new(&source))?,
     };
     fuser::mount(plain, point, &Config::default())?;
     Ok(())
