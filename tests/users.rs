@@ -8,6 +8,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use common::{GgufBuilder, Mounted};
 
@@ -105,4 +106,51 @@ fn others_enter_only_with_allow_other_and_by_the_sources_mode() {
         !can_read(&secret, &["-o", "allow_other"]),
         "a source that only its owner may read"
     );
+}
+
+#[test]
+fn auto_unmount_takes_the_mount_of_a_killed_daemon_off() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(1, 1000).write(&model);
+    let point = tempfile::tempdir().unwrap();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_ggufuse"))
+        .args([
+            "-q",
+            "mount",
+            "-f",
+            "--view",
+            "merged",
+            "-o",
+            "auto_unmount,allow_other",
+        ])
+        .args([&model, point.path()])
+        .spawn()
+        .unwrap();
+    let wait_for = |there: bool| {
+        let start = Instant::now();
+        while point.path().join("m.gguf").exists() != there {
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "mounted: {there}"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    wait_for(true);
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    wait_for(false);
+    // Not merely dead: the directory is the empty one from before.
+    let start = Instant::now();
+    while !fs::read_dir(point.path()).is_ok_and(|mut entries| entries.next().is_none()) {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "still a dead mount"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

@@ -24,7 +24,7 @@ const READ_AHEAD_KB: &str = "2048";
 /// How to mount.
 #[derive(Debug, Clone, Default)]
 pub struct MountOptions {
-    /// The source in the mount table.
+    /// The source in the mount table; empty leaves it to the kernel.
     pub fsname: String,
     /// Other users may enter; the kernel then checks permissions.
     pub allow_other: bool,
@@ -54,12 +54,16 @@ impl MountOptions {
         let mut config = Config::default();
         config.mount_options = vec![
             MountOption::RO,
-            MountOption::FSName(self.fsname.clone()),
             // fuser leaves `Subtype` out when it mounts without fusermount3; the kernel and fusermount3 take this.
             MountOption::CUSTOM("subtype=ggufuse".into()),
             MountOption::NoSuid,
             MountOption::NoDev,
         ];
+        if !self.fsname.is_empty() {
+            config
+                .mount_options
+                .push(MountOption::FSName(self.fsname.clone()));
+        }
         // Without the kernel's check, allow_other would let everyone read what only the owner may.
         if self.default_permissions || self.allow_other {
             config.mount_options.push(MountOption::DefaultPermissions);
