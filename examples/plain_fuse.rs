@@ -15,6 +15,7 @@ use fuser::{
 };
 
 /// The file system. A file that is truncated behind it is EIO, as on a failing disk.
+#[derive(Debug)]
 pub struct Plain {
     file: Option<File>,
     size: u64,
