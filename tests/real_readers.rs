@@ -120,6 +120,43 @@ fn llama_server_answers_from_every_view_as_from_the_source() {
 }
 
 #[test]
+fn llama_server_shows_overridden_keys() {
+    let peers = peers();
+    let template = "{{ messages[0]['content'] }} from the overlay";
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("chat.jinja");
+    std::fs::write(&file, template).unwrap();
+    let mount = Mounted::new(
+        &peers.join("gemma.gguf"),
+        &[
+            "--split-max-tensors",
+            "100",
+            "--override-kv",
+            "gemma3.context_length=int:1234,tokenizer.ggml.add_bos_token=bool:false",
+            "--set-kv-file",
+            &format!("tokenizer.chat_template={}", file.display()),
+        ],
+    );
+    let server = Server::start(&peers, Path::new(&files(&mount)[0]), "mmap");
+    let props = server.ask("GET", "/props", "").unwrap();
+    assert!(props.contains(template), "{props}");
+    let models = server.ask("GET", "/v1/models", "").unwrap();
+    assert!(models.contains("\"n_ctx_train\":1234,"), "{models}");
+    let body = r#"{"content":"x","add_special":true}"#;
+    let tokens = |server: &Server| server.ask("POST", "/tokenize", body).unwrap();
+    let without = tokens(&server);
+    drop(server);
+    mount.unmount();
+    let with = tokens(&Server::start(&peers, &peers.join("gemma.gguf"), "mmap"));
+    // The token that begins a text is gone with its key.
+    assert!(with.contains("\"tokens\":[2,"), "{with}");
+    assert!(
+        without.contains("\"tokens\":[") && !without.contains("[2,"),
+        "{without}"
+    );
+}
+
+#[test]
 fn the_python_package_reads_every_view_as_the_source() {
     let peers = peers();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/read_gguf.py");

@@ -18,7 +18,7 @@ fn holds(header: &Header, file_len: u64) {
     assert_eq!(header.data_offset() % header.alignment(), 0);
     let mut at = 24;
     for kv in header.kvs() {
-        assert_eq!(kv.offset, at);
+        assert_eq!(kv.offset, Some(at));
         at += kv.entry.len() as u64;
         assert!(kv.entry.starts_with(&(kv.key.len() as u64).to_le_bytes()));
         assert!(kv.entry.ends_with(kv.value));

@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
@@ -58,6 +59,8 @@ pub(super) enum Verb {
         source: PathBuf,
         #[command(flatten)]
         split: Split,
+        #[command(flatten)]
+        overrides: Overrides,
         /// For programs
         #[arg(long)]
         json: bool,
@@ -69,6 +72,8 @@ pub(super) enum Verb {
         /// With the tensor table
         #[arg(long)]
         tensors: bool,
+        #[command(flatten)]
+        overrides: Overrides,
         /// For programs
         #[arg(long)]
         json: bool,
@@ -104,6 +109,8 @@ pub(super) struct Mount {
     pub cache: CacheArg,
     #[command(flatten)]
     pub split: Split,
+    #[command(flatten)]
+    pub overrides: Overrides,
     /// Stay in the foreground
     #[arg(short, long)]
     pub foreground: bool,
@@ -173,6 +180,24 @@ pub(super) struct Split {
     /// Keep tensors out of the first shard
     #[arg(long)]
     pub no_tensor_first_split: bool,
+}
+
+/// Keys that differ from the source's.
+#[derive(Debug, Clone, Default, ClapArgs)]
+pub(super) struct Overrides {
+    /// Set a key. TYPE is int, float, bool or str as for llama.cpp, or u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, or
+    /// arr[TYPE] with a list: arr[u32]:[1,2]. Int and float keep the type that the key has
+    #[arg(long, value_name = "KEY=TYPE:VALUE,…")]
+    pub override_kv: Vec<String>,
+    /// Remove a key
+    #[arg(long, value_name = "KEY")]
+    pub remove_kv: Vec<OsString>,
+    /// Set a key to the text of a file, for instance tokenizer.chat_template
+    #[arg(long, value_name = "KEY=FILE")]
+    pub set_kv_file: Vec<OsString>,
+    /// Several of these at once, from a TOML file; the options win over it
+    #[arg(long, value_name = "FILE.toml")]
+    pub overlay: Option<PathBuf>,
 }
 
 impl From<&Split> for SplitOptions {

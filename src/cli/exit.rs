@@ -1,4 +1,4 @@
-use crate::layout::LayoutError;
+use crate::layout::{LayoutError, OverlayError};
 use crate::model::ModelError;
 
 /// All went well.
@@ -23,6 +23,8 @@ pub(super) enum CliError {
     Model(#[from] ModelError),
     #[error("{0}")]
     Layout(#[from] LayoutError),
+    #[error("{0}")]
+    Overlay(#[from] OverlayError),
     #[error("cannot write: {0}")]
     Write(#[from] std::io::Error),
     /// The child has said why.
@@ -36,7 +38,9 @@ impl CliError {
             CliError::Failed(_) | CliError::Write(_) | CliError::Model(ModelError::Io { .. }) => {
                 FAILED
             }
-            CliError::Usage(_) | CliError::Model(ModelError::ManyModels { .. }) => USAGE,
+            CliError::Usage(_)
+            | CliError::Overlay(_)
+            | CliError::Model(ModelError::ManyModels { .. }) => USAGE,
             CliError::Mount(_) => MOUNT,
             CliError::Model(ModelError::Invalid { .. } | ModelError::NoModel { .. }) => INVALID,
             CliError::Layout(_) => DOES_NOT_FIT,

@@ -3,7 +3,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::args::Overrides;
 use super::exit::CliError;
+use super::overlay;
 use crate::gguf::{Kv, ValueType};
 use crate::model;
 
@@ -13,10 +15,12 @@ const SHOWN: usize = 80;
 pub(super) fn run(
     source: &Path,
     tensors: bool,
+    overrides: &Overrides,
     json: bool,
     out: &mut impl Write,
 ) -> Result<(), CliError> {
-    let model = model::load(source)?;
+    let mut model = model::load(source)?;
+    overlay::apply(&overlay::read(overrides)?, &mut model)?;
     let Some(first) = model.headers.first() else {
         return Ok(());
     };

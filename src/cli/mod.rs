@@ -8,6 +8,7 @@ mod inspect;
 mod logging;
 mod mount;
 mod options;
+mod overlay;
 mod plan;
 mod status;
 mod unmount;
@@ -68,13 +69,15 @@ fn run(args: Args) -> Result<(), CliError> {
         Verb::Plan {
             source,
             split,
+            overrides,
             json,
-        } => plan::run(&source, &split, json, &mut out),
+        } => plan::run(&source, &split, &overrides, json, &mut out),
         Verb::Inspect {
             source,
             tensors,
+            overrides,
             json,
-        } => inspect::run(&source, tensors, json, &mut out),
+        } => inspect::run(&source, tensors, &overrides, json, &mut out),
         Verb::Check { source } => check::run(&source, &mut out),
         Verb::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "ggufuse", &mut out);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::args::{HeadersArg, Mount};
 use super::exit::CliError;
-use super::{background, logging, options};
-use crate::layout::{Piece, SplitOptions};
+use super::{background, logging, options, overlay};
+use crate::layout::{Overlay, Piece, SplitOptions};
 use crate::model;
 use crate::mount::{End, MountOptions, check, holds, serve};
 use crate::source::{SourceError, limit_open_files};
@@ -28,6 +28,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         source: given.source.clone(),
         mountpoint: given.mountpoint.clone(),
         log_file: given.log_file.clone(),
+        overrides: given.overrides.clone(),
         ..*given
     };
     let flags = options::apply(&mut args)?;
@@ -49,8 +50,9 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         clean: args.headers == HeadersArg::Clean,
         split: SplitOptions::from(&args.split),
     };
+    let changes = overlay::read(&args.overrides)?;
     use_all_descriptors();
-    let view = load(&source, &view_options, flags.ownership)?;
+    let view = load(&source, &view_options, &changes, flags.ownership)?;
     if let Some(inside) = view.sources.iter().find(|s| holds(&point, s.path())) {
         let (point, inside) = (point.display(), inside.path().display());
         return Err(CliError::Mount(format!(
@@ -66,7 +68,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
     );
     let (reload_from, ownership) = (source.clone(), flags.ownership);
     let reload = move || {
-        load(&reload_from, &view_options, ownership).map_err(|error| {
+        load(&reload_from, &view_options, &changes, ownership).map_err(|error| {
             log::error!("{}: cannot serve it again: {error}", reload_from.display());
             VfsError::Source(SourceError::Changed {
                 path: reload_from.clone(),
@@ -172,8 +174,14 @@ fn explain(point: &Path, error: &std::io::Error) -> String {
     format!("{}: cannot mount: {error}{hint}", point.display())
 }
 
-fn load(source: &Path, options: &ViewOptions, ownership: Ownership) -> Result<View, CliError> {
-    let model = model::load(source)?;
+fn load(
+    source: &Path,
+    options: &ViewOptions,
+    changes: &Overlay,
+    ownership: Ownership,
+) -> Result<View, CliError> {
+    let mut model = model::load(source)?;
+    overlay::apply(changes, &mut model)?;
     let laid_out = views::build(&model, options)?;
     let paths: Vec<&[u8]> = model
         .sources

@@ -92,6 +92,10 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
                     Some(n.ok_or_else(|| bad("needs a positive number".to_owned()))?);
             }
             "no-tensor-first-split" => mount.split.no_tensor_first_split = true,
+            "override-kv" => mount.overrides.override_kv.push(need()?.to_owned()),
+            "remove-kv" => mount.overrides.remove_kv.push(need()?.into()),
+            "set-kv-file" => mount.overrides.set_kv_file.push(need()?.into()),
+            "overlay" => mount.overrides.overlay = Some(need()?.into()),
             "log-file" => mount.log_file = Some(need()?.into()),
             _ => return Err(bad("unknown option".to_owned())),
         }

@@ -3,8 +3,9 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::args::Split;
+use super::args::{Overrides, Split};
 use super::exit::CliError;
+use super::overlay;
 use crate::layout::SplitOptions;
 use crate::model;
 use crate::views::{self, Kind, ViewOptions};
@@ -12,10 +13,12 @@ use crate::views::{self, Kind, ViewOptions};
 pub(super) fn run(
     source: &Path,
     split: &Split,
+    overrides: &Overrides,
     json: bool,
     out: &mut impl Write,
 ) -> Result<(), CliError> {
-    let model = model::load(source)?;
+    let mut model = model::load(source)?;
+    overlay::apply(&overlay::read(overrides)?, &mut model)?;
     let options = ViewOptions {
         kind: Kind::Shards,
         clean: false,

@@ -1,6 +1,10 @@
 use std::ops::Range;
 
-use super::{GgmlType, ValueType};
+use super::read::alignment_of;
+use super::{DEFAULT_ALIGNMENT, GgmlType, Problem, Value, ValueType};
+
+/// The key that says to what tensor data is aligned.
+pub(super) const ALIGNMENT_KEY: &[u8] = b"general.alignment";
 
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,13 +23,16 @@ pub struct Tensor {
 
 #[derive(Debug, Clone)]
 pub(super) struct KvRange {
+    /// Offset of the entry in the file; none for one that was written anew.
+    pub offset: Option<u64>,
     pub entry: Range<usize>,
     pub key: Range<usize>,
     pub ty: ValueType,
     pub value: Range<usize>,
 }
 
-/// A validated header. All tensors lie within the file; keys and tensor names are unique.
+/// A validated header. All tensors lie within the file; keys and tensor names are unique. The bytes of entries that
+/// were written anew follow those of the file's own.
 #[derive(Debug, Clone)]
 pub struct Header {
     pub(super) bytes: Vec<u8>,
@@ -47,8 +54,8 @@ pub struct Kv<'a> {
     pub value: &'a [u8],
     /// The whole entry: key, type and value.
     pub entry: &'a [u8],
-    /// Offset of the entry in the file.
-    pub offset: u64,
+    /// Offset of the entry in the file; none for one that was written anew.
+    pub offset: Option<u64>,
 }
 
 impl Kv<'_> {
@@ -111,7 +118,7 @@ impl Header {
                 ty: kv.ty,
                 value: slice(&kv.value),
                 entry: slice(&kv.entry),
-                offset: kv.entry.start as u64,
+                offset: kv.offset,
             }
         })
     }
@@ -126,7 +133,41 @@ impl Header {
         &self.tensors
     }
 
-    /// Where tensor data begins: the end of the header, aligned.
+    /// This header with `key` set to `value`, in its place or at the end if it is new, or removed for `None`.
+    /// The tensors stay where they are in the file, whatever becomes of `general.alignment`.
+    ///
+    /// # Errors
+    /// `Alignment` when that key gets a value that is none.
+    pub fn with_key(mut self, key: &[u8], value: Option<&Value>) -> Result<Header, Problem> {
+        if key == ALIGNMENT_KEY {
+            self.alignment = value.map_or(Ok(DEFAULT_ALIGNMENT), |value| {
+                alignment_of(value.ty(), value.bytes())
+            })?;
+        }
+        let place = self.kvs().position(|kv| kv.key == key);
+        let Some(value) = value else {
+            place.map(|at| self.kvs.remove(at));
+            return Ok(self);
+        };
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&value.entry(key));
+        let end = self.bytes.len();
+        let key_start = start.saturating_add(8);
+        let written = KvRange {
+            offset: None,
+            entry: start..end,
+            key: key_start..key_start.saturating_add(key.len()),
+            ty: value.ty(),
+            value: end.saturating_sub(value.bytes().len())..end,
+        };
+        match place.and_then(|at| self.kvs.get_mut(at)) {
+            Some(old) => *old = written,
+            None => self.kvs.push(written),
+        }
+        Ok(self)
+    }
+
+    /// Where tensor data begins in the file: the end of the header, aligned.
     pub fn data_offset(&self) -> u64 {
         self.data_offset
     }

@@ -6,13 +6,15 @@ mod error;
 mod header;
 mod read;
 mod types;
+mod value;
 mod write;
 
 pub use error::{Error, Problem};
 pub use header::{Header, Kv, Tensor};
 pub use read::{parse, read};
 pub use types::{GgmlType, ValueType};
-pub use write::{HeaderSize, KvBytes, TensorInfo, kv_uint, tensor_info};
+pub use value::Value;
+pub use write::{HeaderSize, KvBytes, TensorInfo, tensor_info};
 
 /// Alignment of tensor data where `general.alignment` is missing.
 pub const DEFAULT_ALIGNMENT: u64 = 32;

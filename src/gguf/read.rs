@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::header::KvRange;
+use super::header::{ALIGNMENT_KEY, KvRange};
 use super::{DEFAULT_ALIGNMENT, Error, GgmlType, Header, Problem, Tensor, ValueType};
 use crate::units::align_up;
 
@@ -221,19 +221,12 @@ impl<'a> Cursor<'a> {
             let from = self.at;
             self.skip_value(ty, name)?;
             let value = from..self.at;
-            if name == b"general.alignment" {
-                let stored = self.slice(&value);
-                let power = <[u8; 4]>::try_from(stored)
-                    .ok()
-                    .map(u32::from_le_bytes)
-                    .filter(|a| a.is_power_of_two());
-                let Some(power) = power.filter(|_| ty == ValueType::U32) else {
-                    let shown = format!("{} {stored:?}", ty.name());
-                    return Err(Error::at(from, Problem::Alignment(shown)));
-                };
-                alignment = power.into();
+            if name == ALIGNMENT_KEY {
+                alignment =
+                    alignment_of(ty, self.slice(&value)).map_err(|why| Error::at(from, why))?;
             }
             kvs.push(KvRange {
+                offset: Some(start as u64),
                 entry: start..self.at,
                 key,
                 ty,
@@ -388,6 +381,15 @@ impl<'a> Cursor<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// The alignment that a value of `general.alignment` stands for.
+pub(super) fn alignment_of(ty: ValueType, value: &[u8]) -> Result<u64, Problem> {
+    let power = <[u8; 4]>::try_from(value).ok().map(u32::from_le_bytes);
+    match power.filter(|power| ty == ValueType::U32 && power.is_power_of_two()) {
+        Some(power) => Ok(power.into()),
+        None => Err(Problem::Alignment(format!("{} {value:?}", ty.name()))),
     }
 }
 

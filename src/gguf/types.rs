@@ -18,14 +18,27 @@ pub enum ValueType {
 }
 
 impl ValueType {
-    /// The type with this number in a file.
-    pub fn from_raw(raw: u32) -> Option<ValueType> {
+    /// All types, by their number in a file.
+    const ALL: [ValueType; 13] = {
         use ValueType::*;
         [
             U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64,
         ]
-        .get(usize::try_from(raw).ok()?)
-        .copied()
+    };
+
+    /// The type with this number in a file.
+    pub fn from_raw(raw: u32) -> Option<ValueType> {
+        Self::ALL.get(usize::try_from(raw).ok()?).copied()
+    }
+
+    /// Its number in a file.
+    pub fn raw(self) -> u32 {
+        self as u32
+    }
+
+    /// The type that [`ValueType::name`] calls so.
+    pub fn from_name(name: &str) -> Option<ValueType> {
+        Self::ALL.into_iter().find(|ty| ty.name() == name)
     }
 
     /// Bytes of one value; `None` for strings and arrays.

@@ -6,35 +6,6 @@ pub type KvBytes = Vec<u8>;
 /// A tensor info as it stands in a file.
 pub type TensorInfo = Vec<u8>;
 
-/// The entry of an integer key: `split.no` and `split.count` are u16, `split.tensors.count` is i32.
-#[derive(Debug, Clone, Copy)]
-enum Int {
-    U16(u16),
-    I32(i32),
-}
-
-/// Encodes `key` with a u16, or (where `wide`) an i32 value. `None` when the value does not fit.
-pub fn kv_uint(key: &str, value: u64, wide: bool) -> Option<KvBytes> {
-    let int = if wide {
-        Int::I32(value.try_into().ok()?)
-    } else {
-        Int::U16(value.try_into().ok()?)
-    };
-    let mut out = (key.len() as u64).to_le_bytes().to_vec();
-    out.extend_from_slice(key.as_bytes());
-    match int {
-        Int::U16(v) => {
-            out.extend_from_slice(&2u32.to_le_bytes());
-            out.extend_from_slice(&v.to_le_bytes());
-        }
-        Int::I32(v) => {
-            out.extend_from_slice(&5u32.to_le_bytes());
-            out.extend_from_slice(&v.to_le_bytes());
-        }
-    }
-    Some(out)
-}
-
 /// Encodes a tensor info. Trailing dimensions of 1 are dropped (one dimension stays), as ggml writes them.
 pub fn tensor_info(name: &[u8], dims: &[u64], ty: u32, offset: u64) -> TensorInfo {
     let kept = dims

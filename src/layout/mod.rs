@@ -5,8 +5,10 @@
 mod assemble;
 mod error;
 mod extent;
+mod overlay;
 mod plan;
 
 pub use error::LayoutError;
 pub use extent::{Content, Extent, Piece, VirtualFile};
+pub use overlay::{Overlay, OverlayError, Setting, parse_overrides};
 pub use plan::{Built, DEFAULT_MAX_TENSORS, SplitOptions, merge, split};

@@ -2,7 +2,7 @@
 
 use super::assemble::{KvPart, Placed, assemble};
 use super::{LayoutError, VirtualFile};
-use crate::gguf::{DEFAULT_ALIGNMENT, Header, HeaderSize, kv_uint, tensor_info};
+use crate::gguf::{DEFAULT_ALIGNMENT, Header, HeaderSize, Value, ValueType, tensor_info};
 use crate::units::align_up;
 
 const SPLIT_NO: &str = "split.no";
@@ -56,9 +56,7 @@ pub fn merge(headers: &[Header], clean: bool) -> Result<Built, LayoutError> {
         .first()
         .is_some_and(|h| h.get(SPLIT_COUNT.as_bytes()).is_some());
     if !clean && was_split {
-        kvs.push(KvPart::Inline(
-            kv_uint(SPLIT_COUNT, 0, false).ok_or(LayoutError::Overflow)?,
-        ));
+        kvs.push(split_kv(SPLIT_COUNT, ValueType::U16, 0).ok_or(LayoutError::Overflow)?);
     }
     build(&kvs, &tensors, alignment(headers))
 }
@@ -73,9 +71,9 @@ pub fn split(headers: &[Header], options: &SplitOptions) -> Result<Vec<Built>, L
     let own = |no: usize, count: usize| -> Option<Vec<KvPart>> {
         // The order in which the tool's set calls leave them.
         Some(vec![
-            KvPart::Inline(kv_uint(SPLIT_NO, no as u64, false)?),
-            KvPart::Inline(kv_uint(SPLIT_TENSORS, total, true)?),
-            KvPart::Inline(kv_uint(SPLIT_COUNT, count as u64, false)?),
+            split_kv(SPLIT_NO, ValueType::U16, no as u64)?,
+            split_kv(SPLIT_TENSORS, ValueType::I32, total)?,
+            split_kv(SPLIT_COUNT, ValueType::U16, count as u64)?,
         ])
     };
     let own_len: u64 = own(0, 0)
@@ -127,23 +125,32 @@ fn build(kvs: &[KvPart], tensors: &[Placed<'_>], alignment: u64) -> Result<Built
     })
 }
 
-fn is_split_key(key: &[u8]) -> bool {
+fn split_kv(key: &str, ty: ValueType, value: u64) -> Option<KvPart> {
+    let value = Value::int(ty, value.into())?;
+    Some(KvPart::Inline(value.entry(key.as_bytes())))
+}
+
+/// Whether a view writes this key itself.
+pub(super) fn is_split_key(key: &[u8]) -> bool {
     [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS]
         .iter()
         .any(|k| k.as_bytes() == key)
 }
 
-/// The KVs of the first shard that `dropped` leaves, as ranges of that source.
+/// The KVs of the first shard that `dropped` leaves: ranges of that source, and what was written anew.
 fn kept_kvs(headers: &[Header], dropped: impl Fn(&[u8]) -> bool) -> Vec<KvPart> {
     let kvs = headers
         .first()
         .into_iter()
         .flat_map(Header::kvs)
         .filter(|kv| !dropped(kv.key));
-    kvs.map(|kv| KvPart::Source {
-        source: 0,
-        offset: kv.offset,
-        len: kv.entry.len() as u64,
+    kvs.map(|kv| match kv.offset {
+        Some(offset) => KvPart::Source {
+            source: 0,
+            offset,
+            len: kv.entry.len() as u64,
+        },
+        None => KvPart::Inline(kv.entry.to_vec()),
     })
     .collect()
 }
