@@ -4,7 +4,9 @@
 //! A virtual file is a value, a sorted, gapless list of extents. [`cli`] is the only place that
 //! reads arguments, prints and exits. ARCHITECTURE.md is the map.
 
+pub mod arch;
 pub mod cli;
+pub mod fit;
 pub mod gguf;
 pub mod layout;
 pub mod model;

@@ -11,6 +11,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("source", &[]),
     ("gguf", &["units"]),
     ("layout", &["gguf", "units"]),
+    ("arch", &["gguf"]),
+    ("fit", &["arch", "gguf", "units"]),
     ("model", &["gguf", "source"]),
     ("views", &["layout", "model"]),
     ("vfs", &["layout", "source"]),

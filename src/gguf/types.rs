@@ -118,6 +118,25 @@ const TYPES: &[(u32, &str, u64, u64)] = &[
 ];
 
 impl GgmlType {
+    /// 32-bit floats.
+    pub const F32: GgmlType = GgmlType(0);
+    /// 16-bit floats.
+    pub const F16: GgmlType = GgmlType(1);
+    /// Blocks of 8-bit integers.
+    pub const Q8_0: GgmlType = GgmlType(8);
+    /// 32-bit integers.
+    pub const I32: GgmlType = GgmlType(26);
+    /// 64-bit integers.
+    pub const I64: GgmlType = GgmlType(27);
+    /// 16-bit brain floats.
+    pub const BF16: GgmlType = GgmlType(30);
+
+    /// The type of a name, in any case.
+    pub fn from_name(name: &str) -> Option<GgmlType> {
+        let found = TYPES.iter().find(|t| t.1.eq_ignore_ascii_case(name))?;
+        Some(GgmlType(found.0))
+    }
+
     fn entry(self) -> Option<&'static (u32, &'static str, u64, u64)> {
         TYPES.iter().find(|t| t.0 == self.0)
     }

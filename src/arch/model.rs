@@ -1,0 +1,110 @@
+use std::collections::HashMap;
+
+use super::tensor::layer_of;
+use super::{ArchError, Hparams, Keys, Role, Tensor};
+use crate::gguf::Header;
+
+/// A model as llama.cpp sees it: hyper-parameters and tensors.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// Hyper-parameters.
+    pub hparams: Hparams,
+    tensors: Vec<Tensor>,
+    by_name: HashMap<String, usize>,
+}
+
+impl Model {
+    /// Reads a model from the headers of its shards: keys of the first, tensors of all.
+    ///
+    /// # Errors
+    /// [`ArchError`] for what llama.cpp would refuse, as far as memory depends on it.
+    pub fn new(headers: &[Header]) -> Result<Model, ArchError> {
+        let first = headers
+            .first()
+            .ok_or(ArchError::MissingTensor("token_embd.weight"))?;
+        let keys = Keys::new(first)?;
+        let infos = headers.iter().flat_map(|h| h.tensors());
+        let mut tensors: Vec<Tensor> = infos.map(Tensor::new).collect();
+        for t in &tensors {
+            if t.ty.block().is_none() {
+                return Err(ArchError::TensorType {
+                    name: t.name.clone(),
+                    ty: t.ty.name(),
+                });
+            }
+        }
+        let names = tensors.iter().enumerate();
+        let by_name: HashMap<String, usize> = names.map(|(i, t)| (t.name.clone(), i)).collect();
+        let hparams = Hparams::new(keys, &|name| by_name.contains_key(name))?;
+        for t in &mut tensors {
+            t.role = role(&hparams, &t.name);
+        }
+        Ok(Model {
+            hparams,
+            tensors,
+            by_name,
+        })
+    }
+
+    /// The tensors in file order.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The place of a tensor in [`Model::tensors`].
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// A tensor by its name.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(self.find(name)?)
+    }
+
+    /// The token table, where it is the output matrix too: llama.cpp makes it a second time for the output layer.
+    pub fn tied_output(&self) -> Option<usize> {
+        let untied = matches!(
+            self.hparams.arch(),
+            "bert"
+                | "nomic-bert"
+                | "nomic-bert-moe"
+                | "modern-bert"
+                | "jina-bert-v2"
+                | "jina-bert-v3"
+                | "neo-bert"
+                | "eurobert"
+                | "clef"
+                | "wavtokenizer-dec"
+                | "eagle3"
+        );
+        if untied || self.find("output.weight").is_some() {
+            return None;
+        }
+        self.find("token_embd.weight")
+    }
+
+    /// Whether a layer uses the shared RoPE factors, and so has them on its device.
+    pub fn uses_rope_factors(&self, il: usize) -> bool {
+        let full_only = matches!(self.hparams.arch(), "gemma4" | "gemma4-assistant");
+        !(full_only && self.hparams.is_swa(il))
+    }
+}
+
+/// What part of the model a tensor belongs to, by its name: `LLM_TENSOR_INFOS`, and what `load_arch_tensors` asks for with layer 0.
+fn role(hparams: &Hparams, name: &str) -> Role {
+    if name.contains(".cross_attn_rel_b.") {
+        return Role::Unused;
+    }
+    if let Some(il) = layer_of(name) {
+        return Role::Layer(il);
+    }
+    let output_norm = matches!(hparams.arch(), "lfm2" | "lfm2moe");
+    match name.split('.').next().unwrap_or_default() {
+        "token_embd" | "position_embd" | "token_types" | "per_layer_token_embd" => Role::Input,
+        "token_embd_norm" if output_norm => Role::Output,
+        "token_embd_norm" | "per_layer_model_proj" | "per_layer_proj_norm" => Role::Layer(0),
+        "rope_freqs" | "rope_factors_long" | "rope_factors_short" => Role::Rope,
+        "masked_embd_centroids" | "masked_embd_ordering" => Role::Unused,
+        _ => Role::Output,
+    }
+}
