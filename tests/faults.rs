@@ -19,7 +19,7 @@ use common::{GgufBuilder, Mounted, ggufuse};
 use ggufuse::layout::VirtualFile;
 use ggufuse::mount::{MountOptions, serve};
 use ggufuse::source::Source;
-use ggufuse::vfs::{Fs, Ownership, View, ViewFile};
+use ggufuse::vfs::{FileContent, Fs, Ownership, Plan, VfsError, View, ViewFile};
 
 fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Option<i32> {
     result.unwrap_err().raw_os_error()
@@ -30,6 +30,15 @@ fn large(path: &Path) -> Vec<u8> {
     let model = GgufBuilder::sample(1, 8 << 20);
     model.write(path);
     model.bytes()
+}
+
+#[derive(Debug)]
+struct Panicking;
+
+impl Plan for Panicking {
+    fn plan(&self) -> Result<View, VfsError> {
+        panic!("on purpose")
+    }
 }
 
 #[test]
@@ -46,7 +55,7 @@ fn a_panic_is_an_error_of_one_call() {
         }
         ViewFile {
             name: name.into(),
-            content,
+            content: FileContent::Fixed(content),
             sources_text: Vec::new(),
         }
     });
@@ -54,9 +63,9 @@ fn a_panic_is_an_error_of_one_call() {
         files: files.into(),
         sources: vec![Source::open(&path).unwrap()],
         kind: "merged",
-        ownership: Ownership::default(),
+        provisional: false,
     };
-    let panicking = Arc::new(Fs::new(view, Box::new(|| panic!("on purpose"))));
+    let panicking = Arc::new(Fs::model(Arc::new(Panicking), view, Ownership::default()).unwrap());
     let point = tempfile::tempdir().unwrap();
     let (ready, mounted) = std::sync::mpsc::channel();
     let at = point.path().to_owned();

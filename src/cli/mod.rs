@@ -10,6 +10,7 @@ mod mount;
 mod options;
 mod overlay;
 mod plan;
+mod shown;
 mod status;
 mod unmount;
 

@@ -1,19 +1,19 @@
 use std::fs::File;
 use std::io::IsTerminal;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::args::{HeadersArg, Mount};
 use super::exit::CliError;
+use super::shown::{OneModel, Shown};
 use super::{background, logging, options, overlay};
-use crate::layout::{Overlay, Piece, SplitOptions};
+use crate::layout::SplitOptions;
 use crate::model;
 use crate::mount::{End, MountOptions, check, holds, serve};
-use crate::source::{SourceError, limit_open_files};
-use crate::vfs::{Fs, Ownership, VfsError, View, ViewFile};
-use crate::views::{self, ViewOptions};
+use crate::source::limit_open_files;
+use crate::vfs::Fs;
+use crate::views::ViewOptions;
 
 /// Requests served at a time.
 const THREADS: usize = 4;
@@ -50,9 +50,12 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         clean: args.headers == HeadersArg::Clean,
         split: SplitOptions::from(&args.split),
     };
-    let changes = overlay::read(&args.overrides)?;
+    let shown = Shown {
+        options: view_options,
+        changes: overlay::read(&args.overrides)?,
+    };
     use_all_descriptors();
-    let view = load(&source, &view_options, &changes, flags.ownership)?;
+    let view = shown.load(&source)?;
     if let Some(inside) = view.sources.iter().find(|s| holds(&point, s.path())) {
         let (point, inside) = (point.display(), inside.path().display());
         return Err(CliError::Mount(format!(
@@ -66,16 +69,13 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         view.kind,
         point.display()
     );
-    let (reload_from, ownership) = (source.clone(), flags.ownership);
-    let reload = move || {
-        load(&reload_from, &view_options, &changes, ownership).map_err(|error| {
-            log::error!("{}: cannot serve it again: {error}", reload_from.display());
-            VfsError::Source(SourceError::Changed {
-                path: reload_from.clone(),
-            })
-        })
+    let plan = OneModel {
+        source: source.clone(),
+        shown,
     };
-    let fs = Arc::new(Fs::new(view, Box::new(reload)));
+    let fs = Fs::model(Arc::new(plan), view, flags.ownership)
+        .map_err(|e| CliError::Failed(e.to_string()))?;
+    let fs = Arc::new(fs);
     let mount_options = MountOptions {
         fsname: flags
             .fsname
@@ -172,52 +172,4 @@ fn explain(point: &Path, error: &std::io::Error) -> String {
         }
     };
     format!("{}: cannot mount: {error}{hint}", point.display())
-}
-
-fn load(
-    source: &Path,
-    options: &ViewOptions,
-    changes: &Overlay,
-    ownership: Ownership,
-) -> Result<View, CliError> {
-    let mut model = model::load(source)?;
-    overlay::apply(changes, &mut model)?;
-    let laid_out = views::build(&model, options)?;
-    let paths: Vec<&[u8]> = model
-        .sources
-        .iter()
-        .map(|s| s.path().as_os_str().as_bytes())
-        .collect();
-    let files = laid_out
-        .files
-        .into_iter()
-        .map(|(name, built)| {
-            let mut used: Vec<usize> = built
-                .file
-                .resolve(0, built.file.len())
-                .filter_map(|p| match p {
-                    Piece::Source { source, .. } => Some(source),
-                    Piece::Inline(_) | Piece::Zeros(_) => None,
-                })
-                .collect();
-            used.sort_unstable();
-            used.dedup();
-            let text = used
-                .iter()
-                .filter_map(|&i| paths.get(i).copied())
-                .collect::<Vec<_>>()
-                .join(&b"\n"[..]);
-            ViewFile {
-                name,
-                content: built.file,
-                sources_text: text,
-            }
-        })
-        .collect();
-    Ok(View {
-        files,
-        sources: model.sources,
-        kind: laid_out.kind,
-        ownership,
-    })
 }

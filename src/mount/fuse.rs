@@ -19,7 +19,9 @@ use fuser::{
 
 use crate::vfs::{Attr, Fs, VfsError, XattrReply, fit};
 
-const TTL: Duration = Duration::from_secs(1);
+/// For so long the kernel keeps names and attributes: of files, of directories (models come and go).
+const FILE_TTL: Duration = Duration::from_secs(1);
+const DIR_TTL: Duration = Duration::from_millis(250);
 const MAX_READAHEAD: u32 = 2 << 20;
 const MAX_WRITE: u32 = 1 << 20;
 const MAX_BACKGROUND: u16 = 64;
@@ -100,6 +102,15 @@ fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
+/// For so long the kernel may keep a name, and its attributes.
+fn ttl(attr: &Attr) -> Duration {
+    match (attr.volatile, attr.is_dir) {
+        (true, _) => Duration::ZERO,
+        (false, true) => DIR_TTL,
+        (false, false) => FILE_TTL,
+    }
+}
+
 fn kind(attr: &Attr) -> FileType {
     if attr.is_dir {
         FileType::Directory
@@ -173,7 +184,7 @@ impl Filesystem for Adaptor {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         guard("lookup", move || match self.fs.lookup(parent.0, name) {
-            Ok(attr) => reply.entry(&TTL, &file_attr(&attr), Generation(0)),
+            Ok(attr) => reply.entry(&ttl(&attr), &file_attr(&attr), Generation(0)),
             Err(error) => reply.error(fail("lookup", parent, &error)),
         });
     }
@@ -181,7 +192,7 @@ impl Filesystem for Adaptor {
     fn getattr(&self, _req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         guard("getattr", move || {
             match self.fs.attr(ino.0, fh.map(|fh| fh.0)) {
-                Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
+                Ok(attr) => reply.attr(&ttl(&attr), &file_attr(&attr)),
                 Err(error) => reply.error(fail("getattr", ino, &error)),
             }
         });
@@ -190,9 +201,12 @@ impl Filesystem for Adaptor {
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         guard("open", move || match self.fs.open(ino.0, flags.0) {
             Ok(opened) => {
+                let mut how = FopenFlags::empty();
                 // A number stands for the same bytes for ever, so what the kernel has cached is right.
-                let mut how = FopenFlags::FOPEN_KEEP_CACHE;
+                how.set(FopenFlags::FOPEN_KEEP_CACHE, !opened.computed);
                 let direct = match self.cache {
+                    // Read to their true end, whatever size stat has said.
+                    _ if opened.computed => true,
                     CacheMode::Auto => !opened.small_reads && self.direct.load(Ordering::Relaxed),
                     CacheMode::Direct => true,
                     CacheMode::Page => false,
@@ -271,7 +285,7 @@ impl Filesystem for Adaptor {
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         guard("opendir", move || match self.fs.opendir(ino.0) {
-            Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
+            Ok(fh) => reply.opened(FileHandle(fh), FopenFlags::empty()),
             Err(error) => reply.error(fail("opendir", ino, &error)),
         });
     }
@@ -280,20 +294,22 @@ impl Filesystem for Adaptor {
         &self,
         _req: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        guard("readdir", move || match self.fs.readdir(ino.0) {
-            Ok(items) => {
-                for (next, item) in (1u64..).zip(&items).skip(position(offset)) {
-                    if reply.add(INodeNo(item.attr.ino), next, kind(&item.attr), &item.name) {
-                        break;
+        guard("readdir", move || {
+            match self.fs.readdir(fh.0, offset == 0) {
+                Ok(items) => {
+                    for (next, item) in (1u64..).zip(&*items).skip(position(offset)) {
+                        if reply.add(INodeNo(item.attr.ino), next, kind(&item.attr), &item.name) {
+                            break;
+                        }
                     }
+                    reply.ok();
                 }
-                reply.ok();
+                Err(error) => reply.error(fail("readdir", ino, &error)),
             }
-            Err(error) => reply.error(fail("readdir", ino, &error)),
         });
     }
 
@@ -301,33 +317,38 @@ impl Filesystem for Adaptor {
         &self,
         _req: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        guard("readdirplus", move || match self.fs.readdir(ino.0) {
-            Ok(items) => {
-                for (next, item) in (1u64..).zip(&items).skip(position(offset)) {
-                    let attr = file_attr(&item.attr);
-                    if reply.add(attr.ino, next, &item.name, &TTL, &attr, Generation(0)) {
-                        break;
+        guard("readdirplus", move || {
+            match self.fs.readdir(fh.0, offset == 0) {
+                Ok(items) => {
+                    for (next, item) in (1u64..).zip(&*items).skip(position(offset)) {
+                        let (attr, ttl) = (file_attr(&item.attr), ttl(&item.attr));
+                        if reply.add(attr.ino, next, &item.name, &ttl, &attr, Generation(0)) {
+                            break;
+                        }
                     }
+                    reply.ok();
                 }
-                reply.ok();
+                Err(error) => reply.error(fail("readdirplus", ino, &error)),
             }
-            Err(error) => reply.error(fail("readdirplus", ino, &error)),
         });
     }
 
     fn releasedir(
         &self,
         _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
+        ino: INodeNo,
+        fh: FileHandle,
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        guard("releasedir", move || reply.ok());
+        guard("releasedir", move || match self.fs.releasedir(fh.0) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(fail("releasedir", ino, &error)),
+        });
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {

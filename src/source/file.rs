@@ -40,7 +40,7 @@ impl Identity {
 
     /// The same file with the same bytes. A ctime that moved is no change if links, mode or owner, which move it,
     /// are others too; alone it means that someone wrote and put mtime back.
-    fn same_bytes(&self, now: &Identity) -> bool {
+    pub fn same_bytes(&self, now: &Identity) -> bool {
         (self.dev, self.ino, self.size, self.mtime) == (now.dev, now.ino, now.size, now.mtime)
             && (self.ctime == now.ctime || self.about != now.about)
     }

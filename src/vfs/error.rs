@@ -11,7 +11,7 @@ pub enum VfsError {
     /// No such file.
     #[error("no such file")]
     NotFound,
-    /// A file operation on the directory.
+    /// A file operation on a directory.
     #[error("is a directory")]
     IsDir,
     /// A directory operation on a file.
@@ -35,6 +35,12 @@ pub enum VfsError {
     /// The caller's buffer is too small for the attribute.
     #[error("buffer too small for the attribute")]
     Range,
+    /// What an open would have computed does not fit into the memory that there is.
+    #[error("does not fit into the memory that is free")]
+    NoMemory,
+    /// What an open would have computed could not be.
+    #[error("{0}")]
+    Failed(String),
     /// A source could not be read or has changed.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -54,6 +60,8 @@ impl VfsError {
             VfsError::Invalid => libc::EINVAL,
             VfsError::NoAttr => libc::ENODATA,
             VfsError::Range => libc::ERANGE,
+            VfsError::NoMemory => libc::ENOMEM,
+            VfsError::Failed(_) => libc::EIO,
             VfsError::Source(SourceError::Changed { .. }) => libc::ESTALE,
             VfsError::Source(SourceError::Io { error, .. }) => {
                 error.raw_os_error().unwrap_or(libc::EIO)

@@ -1,4 +1,4 @@
-//! The size protocol of getxattr and listxattr.
+//! Extended attributes: the size protocol of getxattr and listxattr, and values that are lists.
 
 use super::VfsError;
 
@@ -22,4 +22,24 @@ pub fn fit(value: Vec<u8>, size: u32) -> Result<XattrReply, VfsError> {
         _ if len <= size => Ok(XattrReply::Data(value)),
         _ => Err(VfsError::Range),
     }
+}
+
+/// An extended attribute has at most 64 KiB: a longer list of lines ends with how many are left out.
+pub(super) fn cut(mut list: Vec<u8>) -> Vec<u8> {
+    const MOST: usize = (64 << 10) - 64;
+    if list.len() > MOST {
+        let end = list
+            .get(..MOST)
+            .and_then(|head| head.iter().rposition(|&b| b == b'\n'))
+            .unwrap_or(0);
+        let left = list
+            .get(end..)
+            .unwrap_or_default()
+            .trim_ascii()
+            .split(|&b| b == b'\n')
+            .count();
+        list.truncate(end);
+        list.extend_from_slice(format!("\n... and {left} more").as_bytes());
+    }
+    list
 }
