@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use common::{GgufBuilder, Mounted};
+use common::{GgufBuilder, Mounted, is_root};
 
 const NOBODY: u32 = 65534;
 
@@ -33,10 +33,6 @@ fn as_nobody(line: &str, args: &[&Path]) -> Output {
         .args(args)
         .output()
         .expect("setpriv of util-linux")
-}
-
-fn is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
 }
 
 fn text(bytes: &[u8]) -> String {

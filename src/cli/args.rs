@@ -89,7 +89,11 @@ pub(super) enum Verb {
         shell: clap_complete::Shell,
     },
     /// Print the manual page
-    Man,
+    Man {
+        /// Write the pages of all verbs and of mount.fuse.ggufuse into this folder instead
+        #[arg(long)]
+        dir: Option<PathBuf>,
+    },
 }
 
 #[derive(Debug, ClapArgs)]
@@ -118,6 +122,9 @@ pub(super) struct Mount {
     /// fsname=NAME, uid=N, gid=N, umask=OCTAL, and the long options above as key=value
     #[arg(short, value_name = "OPTIONS", action = clap::ArgAction::Append)]
     pub options: Vec<String>,
+    /// Ignore mount options that are not known
+    #[arg(long)]
+    pub sloppy: bool,
     /// Log to this file (default in the background: syslog)
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,

@@ -51,7 +51,8 @@ pub(super) fn start() -> Result<(), CliError> {
     ))
 }
 
-/// In the child, before it mounts: leaves the terminal's session.
+/// In the child, once it has mounted: leaves the terminal's session. Not before: an automount that waits for this mount
+/// lets only the process group through that the mount was started in.
 pub(super) fn detach() {
     // SAFETY: setsid takes no pointers. It fails only for a group leader, which a fresh child is not.
     unsafe { libc::setsid() };

@@ -7,13 +7,16 @@ mod exit;
 mod inspect;
 mod logging;
 mod mount;
+mod mount_helper;
 mod options;
 mod overlay;
 mod plan;
+mod service;
 mod shown;
 mod status;
 mod unmount;
 
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,15 +28,23 @@ use exit::CliError;
 
 /// Parses the arguments, runs the verb, prints its error, and returns the documented exit code.
 pub fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    if mount_helper::is_called() {
+        return execute(mount_helper::USAGE, mount_helper::run, mount_helper::code);
+    }
+    execute(exit::USAGE, run, CliError::code)
+}
+
+/// Parses the arguments and runs the command; `usage` and `code` are the exit codes of what can go wrong.
+fn execute<A: Parser>(
+    usage: u8,
+    run: impl FnOnce(A) -> Result<(), CliError>,
+    code: impl FnOnce(&CliError) -> u8,
+) -> ExitCode {
+    let args = match A::try_parse() {
         Ok(args) => args,
         Err(error) => {
             // Help and version are no errors: they go to stdout and exit 0.
-            let code = if error.use_stderr() {
-                exit::USAGE
-            } else {
-                exit::OK
-            };
+            let code = if error.use_stderr() { usage } else { exit::OK };
             drop(error.print());
             return ExitCode::from(code);
         }
@@ -42,7 +53,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::from(exit::OK),
         Err(error) => {
             drop(writeln!(std::io::stderr(), "ggufuse: {error}"));
-            ExitCode::from(error.code())
+            ExitCode::from(code(&error))
         }
     }
 }
@@ -84,6 +95,11 @@ fn run(args: Args) -> Result<(), CliError> {
             clap_complete::generate(shell, &mut Args::command(), "ggufuse", &mut out);
             Ok(())
         }
-        Verb::Man => Ok(clap_mangen::Man::new(Args::command()).render(&mut out)?),
+        Verb::Man { dir: None } => Ok(clap_mangen::Man::new(Args::command()).render(&mut out)?),
+        Verb::Man { dir: Some(dir) } => {
+            clap_mangen::generate_to(Args::command(), &dir)?;
+            let helper = clap_mangen::Man::new(mount_helper::Helper::command()).section("8");
+            Ok(helper.render(&mut File::create(dir.join(mount_helper::PAGE))?)?)
+        }
     }
 }

@@ -1,16 +1,17 @@
 use std::fs::File;
 use std::io::IsTerminal;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::args::{HeadersArg, Mount};
 use super::exit::CliError;
+use super::resolve;
 use super::shown::{OneModel, Shown};
-use super::{background, logging, options, overlay};
+use super::{background, logging, options, overlay, service};
 use crate::layout::SplitOptions;
 use crate::model;
-use crate::mount::{End, MountOptions, check, holds, serve};
+use crate::mount::{End, MountOptions, PointError, check, clear_stale, holds, serve};
 use crate::source::limit_open_files;
 use crate::vfs::Fs;
 use crate::views::ViewOptions;
@@ -43,7 +44,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
     }
     logging::start(verbose, quiet, args.log_file.as_deref(), child)
         .map_err(|e| CliError::Failed(format!("cannot open the log: {e}")))?;
-    let point = check(&args.mountpoint, &source, flags.nonempty)
+    let point = free(&args.mountpoint, &source, flags.nonempty)
         .map_err(|e| CliError::Mount(e.to_string()))?;
     let view_options = ViewOptions {
         kind: args.view.into(),
@@ -62,13 +63,14 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
             "{point}: the source {inside} lies inside; it could not be reached"
         )));
     }
-    log::info!(
+    let status = format!(
         "{}: serving {} file(s) ({}) on {}",
         source.display(),
         view.files.len(),
         view.kind,
         point.display()
     );
+    log::info!("{status}");
     let plan = OneModel {
         source: source.clone(),
         shown,
@@ -88,7 +90,10 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         threads: THREADS,
     };
     let ready = || {
+        service::watch(&point)?;
+        service::ready(&status);
         if child {
+            background::detach();
             return background::report_ready();
         }
         if std::io::stderr().is_terminal() {
@@ -99,15 +104,26 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         }
         Ok(())
     };
-    if child {
-        background::detach();
-    }
-    match serve(fs, &point, &mount_options, ready) {
+    let end = serve(fs, &point, &mount_options, ready);
+    service::stopping();
+    match end {
         Ok(End::Signal) => log::info!("{}: unmounted on a signal", point.display()),
         Ok(End::External) => log::info!("{}: unmounted", point.display()),
         Err(error) => return Err(CliError::Mount(explain(&point, &error))),
     }
     Ok(())
+}
+
+/// The mount point, checked. A mount of ours whose process is gone, which serves nobody, is taken off first.
+fn free(point: &Path, source: &Path, nonempty: bool) -> Result<PathBuf, PointError> {
+    loop {
+        match check(point, source, nonempty) {
+            Err(PointError::Stale(path)) if clear_stale(&resolve(point)).unwrap_or(false) => {
+                log::warn!("{}: cleared a mount whose process is gone", path.display());
+            }
+            checked => return checked,
+        }
+    }
 }
 
 /// Every shard is an open descriptor: sets of more than 1,000 are common, and so is a soft limit of 1,024. What is over

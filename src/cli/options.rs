@@ -63,8 +63,11 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
             "nonempty" => flags.nonempty = true,
             // What every mount of this kind is anyway, and what only mount(8) reads.
             "ro" | "rw" | "suid" | "nosuid" | "dev" | "nodev" | "exec" | "noexec" | "atime"
-            | "noatime" | "relatime" | "auto" | "noauto" | "user" | "users" | "nouser"
-            | "nofail" | "_netdev" | "defaults" | "comment" => {}
+            | "noatime" | "relatime" | "norelatime" | "strictatime" | "nostrictatime"
+            | "diratime" | "nodiratime" | "lazytime" | "nolazytime" | "sync" | "async"
+            | "dirsync" | "silent" | "loud" | "auto" | "noauto" | "user" | "users" | "nouser"
+            | "owner" | "noowner" | "group" | "nogroup" | "nofail" | "_netdev" | "defaults"
+            | "comment" => {}
             key if key.starts_with("x-") || key.starts_with("X-") => {}
             "subtype" if need()? == "ggufuse" => {}
             "uid" => flags.ownership.uid = Some(number(need()?, 10).map_err(bad)?),
@@ -97,6 +100,7 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
             "set-kv-file" => mount.overrides.set_kv_file.push(need()?.into()),
             "overlay" => mount.overrides.overlay = Some(need()?.into()),
             "log-file" => mount.log_file = Some(need()?.into()),
+            _ if mount.sloppy => {}
             _ => return Err(bad("unknown option".to_owned())),
         }
     }

@@ -7,5 +7,5 @@ mod table;
 
 pub use fuse::{Adaptor, CacheMode};
 pub use point::{PointError, check, holds};
-pub use session::{End, MountOptions, serve};
+pub use session::{End, MountOptions, clear_stale, serve};
 pub use table::{FSTYPE, MountEntry, ggufuse_mounts, mounts, unmount};

@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::fuse::{Adaptor, CacheMode};
-use super::table::{mounts, unmount};
+use super::table::{FSTYPE, mounts, unmount};
 use crate::vfs::{Fs, ROOT};
 
 const POLL: Duration = Duration::from_millis(50);
@@ -174,6 +174,23 @@ fn is_dead(mountpoint: &Path) -> bool {
             Some(libc::ENOTCONN | libc::ECONNABORTED)
         )
     })
+}
+
+/// Takes the mount at `mountpoint` (as the mount table names it) off, if it is one of ours whose process is gone.
+/// False when it is not.
+///
+/// # Errors
+/// Of reading the mount table, or of the unmount.
+pub fn clear_stale(mountpoint: &Path) -> io::Result<bool> {
+    let table = mounts()?;
+    let top = table
+        .iter()
+        .rev()
+        .find(|entry| entry.mountpoint == mountpoint);
+    if top.is_none_or(|entry| entry.fstype != FSTYPE) || !is_dead(mountpoint) {
+        return Ok(false);
+    }
+    unmount(mountpoint, true).map(|()| true)
 }
 
 /// Is our mount the one that an unmount of the path would take?

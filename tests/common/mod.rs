@@ -32,6 +32,11 @@ pub fn ggufuse(args: &[&str]) -> Output {
         .expect("ggufuse starts")
 }
 
+pub fn is_root() -> bool {
+    std::fs::metadata("/proc/self")
+        .is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
+}
+
 /// A mounted model; dropping it unmounts.
 pub struct Mounted {
     pub dir: tempfile::TempDir,
