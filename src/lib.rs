@@ -1,6 +1,7 @@
 //! ggufuse shows GGUF models merged or sharded, read-only, without copying.
 //!
 //! One way data flows: [`source`] -> [`gguf`] -> [`model`] -> [`layout`] -> [`views`] -> [`vfs`] -> [`mount`].
+//! [`gpu`] knows the machine.
 //! A virtual file is a value, a sorted, gapless list of extents. [`cli`] is the only place that
 //! reads arguments, prints and exits. ARCHITECTURE.md is the map.
 
@@ -8,6 +9,7 @@ pub mod arch;
 pub mod cli;
 pub mod fit;
 pub mod gguf;
+pub mod gpu;
 pub mod layout;
 pub mod model;
 pub mod mount;

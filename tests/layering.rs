@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("source", &[]),
+    ("gpu", &[]),
     ("gguf", &["units"]),
     ("layout", &["gguf", "units"]),
     ("arch", &["gguf"]),
@@ -20,7 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "gguf", "layout", "model", "mount", "source", "units", "vfs", "views",
+            "gguf", "gpu", "layout", "model", "mount", "source", "units", "vfs", "views",
         ],
     ),
 ];

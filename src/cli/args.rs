@@ -3,6 +3,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use crate::gpu;
 use crate::layout::SplitOptions;
 use crate::mount::CacheMode;
 use crate::units::{parse_file_size, parse_size};
@@ -82,6 +83,22 @@ pub(super) enum Verb {
     Check {
         /// A GGUF file, a member of a shard set, or a directory with one model
         source: PathBuf,
+    },
+    /// Print the GPUs and the memory of this machine, as llama.cpp sees them
+    Gpus {
+        /// For programs
+        #[arg(long)]
+        json: bool,
+        /// Look for sys and proc in this directory
+        #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
+        root: PathBuf,
+    },
+    /// Ask one driver in this process and answer with JSON
+    #[command(name = gpu::VERB, hide = true)]
+    ProbeGpus {
+        backend: BackendArg,
+        #[arg(long, default_value = "/")]
+        root: PathBuf,
     },
     /// Print shell completions
     Completions {
@@ -169,6 +186,21 @@ impl From<CacheArg> for CacheMode {
             CacheArg::Auto => CacheMode::Auto,
             CacheArg::Direct => CacheMode::Direct,
             CacheArg::Page => CacheMode::Page,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(super) enum BackendArg {
+    Cuda,
+    Rocm,
+}
+
+impl From<BackendArg> for gpu::Backend {
+    fn from(arg: BackendArg) -> gpu::Backend {
+        match arg {
+            BackendArg::Cuda => gpu::Backend::Cuda,
+            BackendArg::Rocm => gpu::Backend::Rocm,
         }
     }
 }

@@ -4,6 +4,7 @@ mod args;
 mod background;
 mod check;
 mod exit;
+mod gpus;
 mod inspect;
 mod logging;
 mod mount;
@@ -91,6 +92,11 @@ fn run(args: Args) -> Result<(), CliError> {
             json,
         } => inspect::run(&source, tensors, &overrides, json, &mut out),
         Verb::Check { source } => check::run(&source, &mut out),
+        Verb::Gpus { root, json } => gpus::run(&root, json, &mut out),
+        Verb::ProbeGpus { backend, root } => {
+            drop(out);
+            gpus::probe(backend, &root)
+        }
         Verb::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "ggufuse", &mut out);
             Ok(())
