@@ -15,7 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("arch", &["gguf"]),
     ("fit", &["arch", "gguf", "units"]),
     ("model", &["gguf", "source"]),
-    ("views", &["layout", "model"]),
+    ("views", &["layout", "model", "source"]),
     ("vfs", &["layout", "source"]),
     ("mount", &["vfs", "source"]),
     (

@@ -808,3 +808,47 @@ fn names_links_and_options_as_people_write_them() {
         "/proc was not unmounted"
     );
 }
+
+#[test]
+fn an_identical_view_is_left_to_the_kernel_when_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    let sample = GgufBuilder::sample(5, 200_000);
+    sample.write(&model);
+    let reads = |mount: &Mounted| {
+        let out = ggufuse(&["status", mount.path().to_str().unwrap(), "--json"]);
+        let value: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        value[0]["stats"]["reads"].as_u64().unwrap()
+    };
+    let options = ["--view", "merged", "--cache", "passthrough"];
+    let mount = Mounted::new(&model, &options);
+    let file = mount.path().join("m.gguf");
+    let (a, b) = (fs::File::open(&file).unwrap(), fs::read(&file).unwrap());
+    assert!(b == sample.bytes());
+    let map = {
+        // SAFETY: nobody writes the model in this test.
+        unsafe { memmap2::Mmap::map(&a).unwrap() }
+    };
+    assert!(map[..] == b[..]);
+    assert_eq!(reads(&mount), 0, "the daemon saw no read");
+    drop((map, a));
+    // Another model under the same name: looked up and registered anew.
+    let other = GgufBuilder::sample(4, 100_000);
+    let next = dir.path().join("next");
+    other.write(&next);
+    fs::rename(&next, &model).unwrap();
+    wait_for("the new model", || {
+        fs::read(&file).is_ok_and(|bytes| bytes == other.bytes())
+    });
+    mount.unmount();
+    // What is not identical is served as ever.
+    let mount = Mounted::new(
+        &model,
+        &["--cache", "passthrough", "--split-max-tensors", "2"],
+    );
+    for name in mount.names() {
+        fs::read(mount.path().join(name)).unwrap();
+    }
+    assert!(reads(&mount) > 0);
+    mount.unmount();
+}

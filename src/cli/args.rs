@@ -174,10 +174,15 @@ pub(super) enum HeadersArg {
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
 pub(super) enum CacheArg {
+    /// Direct, but through the page cache for files that were read in small pieces
     #[default]
     Auto,
+    /// Never, except for maps
     Direct,
+    /// Always
     Page,
+    /// As auto; but a file that is identical to its source is read by the kernel itself, unchecked (root)
+    Passthrough,
 }
 
 impl From<CacheArg> for CacheMode {
@@ -186,6 +191,7 @@ impl From<CacheArg> for CacheMode {
             CacheArg::Auto => CacheMode::Auto,
             CacheArg::Direct => CacheMode::Direct,
             CacheArg::Page => CacheMode::Page,
+            CacheArg::Passthrough => CacheMode::Passthrough,
         }
     }
 }

@@ -10,14 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    AccessFlags, BackingId, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem,
+    FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, WriteFlags,
 };
 
-use crate::vfs::{Attr, Fs, VfsError, XattrReply, fit};
+use super::passthrough::Backings;
+use crate::vfs::{Attr, Fs, Opened, VfsError, XattrReply, fit};
 
 /// For so long the kernel keeps names and attributes: of files, of directories (models come and go).
 const FILE_TTL: Duration = Duration::from_secs(1);
@@ -41,6 +42,9 @@ pub enum CacheMode {
     Direct,
     /// Always.
     Page,
+    /// As `Auto`, but files that are identical to a source are read by the kernel, straight from it. Whether it changes
+    /// meanwhile nobody checks.
+    Passthrough,
 }
 
 /// Serves FUSE requests from an [`Fs`].
@@ -50,6 +54,9 @@ pub struct Adaptor {
     cache: CacheMode,
     /// The kernel can map files that are opened with direct I/O.
     direct: AtomicBool,
+    /// The kernel can read sources itself, and may.
+    passthrough: AtomicBool,
+    backings: Backings,
 }
 
 impl Adaptor {
@@ -59,6 +66,44 @@ impl Adaptor {
             fs,
             cache,
             direct: AtomicBool::new(false),
+            passthrough: AtomicBool::new(false),
+            backings: Backings::default(),
+        }
+    }
+
+    /// The flags of an open file that we serve.
+    fn flags(&self, opened: &Opened) -> FopenFlags {
+        let mut flags = FopenFlags::empty();
+        // A number stands for the same bytes for ever, so what the kernel has cached is right.
+        flags.set(FopenFlags::FOPEN_KEEP_CACHE, !opened.computed);
+        let direct = match self.cache {
+            // Read to their true end, whatever size stat has said.
+            _ if opened.computed => true,
+            CacheMode::Auto | CacheMode::Passthrough => {
+                !opened.small_reads && self.direct.load(Ordering::Relaxed)
+            }
+            CacheMode::Direct => true,
+            CacheMode::Page => false,
+        };
+        flags.set(FopenFlags::FOPEN_DIRECT_IO, direct);
+        flags
+    }
+
+    /// Leaves the reading of an open file to the kernel, where it is identical to a source and the kernel can.
+    fn pass_through(&self, ino: u64, fh: u64, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
+        if !self.passthrough.load(Ordering::Relaxed) {
+            return None;
+        }
+        let file = self.fs.identical(fh).ok()??;
+        match self.backings.open(ino, fh, &file, reply) {
+            Ok(id) => Some(id),
+            Err(error) => {
+                log::warn!(
+                    "the kernel does not read sources itself ({error}); they are served as with --cache auto"
+                );
+                self.passthrough.store(false, Ordering::Relaxed);
+                None
+            }
         }
     }
 }
@@ -171,6 +216,17 @@ impl Filesystem for Adaptor {
             .add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP)
             .is_ok();
         self.direct.store(direct, Ordering::Relaxed);
+        if self.cache == CacheMode::Passthrough {
+            // Sources on an overlay count as one level.
+            let can = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+                && config.set_max_stack_depth(2).is_ok();
+            self.passthrough.store(can, Ordering::Relaxed);
+            if !can {
+                log::warn!(
+                    "the kernel lacks passthrough (Linux 6.9); files are served as with --cache auto"
+                );
+            }
+        }
         log::debug!(
             "files open with {}",
             if direct {
@@ -201,18 +257,11 @@ impl Filesystem for Adaptor {
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         guard("open", move || match self.fs.open(ino.0, flags.0) {
             Ok(opened) => {
-                let mut how = FopenFlags::empty();
-                // A number stands for the same bytes for ever, so what the kernel has cached is right.
-                how.set(FopenFlags::FOPEN_KEEP_CACHE, !opened.computed);
-                let direct = match self.cache {
-                    // Read to their true end, whatever size stat has said.
-                    _ if opened.computed => true,
-                    CacheMode::Auto => !opened.small_reads && self.direct.load(Ordering::Relaxed),
-                    CacheMode::Direct => true,
-                    CacheMode::Page => false,
-                };
-                how.set(FopenFlags::FOPEN_DIRECT_IO, direct);
-                reply.opened(FileHandle(opened.fh), how);
+                let fh = FileHandle(opened.fh);
+                match self.pass_through(ino.0, opened.fh, &reply) {
+                    Some(id) => reply.opened_passthrough(fh, FopenFlags::empty(), &id),
+                    None => reply.opened(fh, self.flags(&opened)),
+                }
             }
             Err(error) => reply.error(fail("open", ino, &error)),
         });
@@ -266,9 +315,12 @@ impl Filesystem for Adaptor {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        guard("release", move || match self.fs.release(fh.0) {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(fail("release", ino, &error)),
+        guard("release", move || {
+            self.backings.release(ino.0, fh.0);
+            match self.fs.release(fh.0) {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(fail("release", ino, &error)),
+            }
         });
     }
 

@@ -1,6 +1,7 @@
 //! Mounting: the FUSE adaptor, the life of a session, the kernel's mount table, checks of a mount point.
 
 mod fuse;
+mod passthrough;
 mod point;
 mod session;
 mod table;

@@ -180,6 +180,16 @@ impl Source {
         Ok(leased.as_ref().and_then(|leased| leased.lend(offset, len)))
     }
 
+    /// The open file itself, for who reads it without us: nobody checks then whether it changes.
+    ///
+    /// # Errors
+    /// `Changed` when it has changed by now; `Io` when it cannot be opened again.
+    pub fn unchecked(&self) -> Result<Arc<File>, SourceError> {
+        let open = self.opened()?;
+        self.verify(&open.file)?;
+        Ok(Arc::clone(&open.file))
+    }
+
     /// Fills `buf` from `offset`, then checks that the file is still the same: never a mix of two states.
     ///
     /// # Errors

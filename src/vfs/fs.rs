@@ -1,6 +1,7 @@
 //! The operations: lookup, open, read, and so on, on what is shown now or on what a handle was opened on.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use super::model::{ModelDir, State};
 use super::planned::Planned;
 use super::stats::Stats;
 use super::xattr::cut;
-use crate::source::SourceError;
+use crate::source::{Source, SourceError};
 
 /// Bytes of plans that are kept, roughly.
 const KEPT_PLANS: usize = 64 << 20;
@@ -356,6 +357,16 @@ impl Fs {
                 .handles
                 .open(Handle::new(model, planned, index, ino, computed)),
         })
+    }
+
+    /// The source file that an open file is identical to, if it is one.
+    ///
+    /// # Errors
+    /// `BadHandle`, or `Source` when it has changed by now.
+    pub fn identical(&self, fh: u64) -> Result<Option<Arc<File>>, VfsError> {
+        let handle = self.handles.get(fh)?;
+        let whole = handle.planned.whole_source(handle.index);
+        Ok(whole.map(Source::unchecked).transpose()?)
     }
 
     /// Forgets a handle.

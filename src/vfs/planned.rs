@@ -68,6 +68,25 @@ impl Planned {
         }
     }
 
+    /// The source that a file is all of, and nothing else.
+    pub(super) fn whole_source(&self, index: usize) -> Option<&Source> {
+        let FileContent::Fixed(file) = &self.view.files.get(index)?.content else {
+            return None;
+        };
+        let [
+            Extent {
+                content: Content::Source { source, offset: 0 },
+                len,
+                ..
+            },
+        ] = file.extents()
+        else {
+            return None;
+        };
+        let source = self.view.sources.get(*source)?;
+        (source.len() == *len).then_some(source)
+    }
+
     pub(super) fn index_of_name(&self, name: &OsStr) -> Result<usize, VfsError> {
         self.by_name.get(name).copied().ok_or(VfsError::NotFound)
     }
