@@ -89,11 +89,13 @@ mod tests {
     }
 
     fn shown(devices: &[Device]) -> Vec<(&str, u64, u64)> {
-        let row = |d: &Device| (d.name.clone(), d.total, d.free);
-        let rows: Vec<_> = devices.iter().map(row).collect();
-        rows.into_iter()
-            .map(|(name, total, free)| (&*name.leak(), total, free))
-            .collect()
+        let row = |d| -> (&str, u64, u64) {
+            let Device {
+                name, total, free, ..
+            } = d;
+            (name, *total, *free)
+        };
+        devices.iter().map(row).collect()
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! What the children of a probe may do, and who asks them.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fuser::{Config, Filesystem, INodeNo, ReplyEntry, Request};
 use ggufuse::gpu::{Backend, DEADLINE, Machine, Prober, Reason, VERB};
 
 use crate::{driver, ggufuse, sysfs};
@@ -153,6 +155,51 @@ fn a_child_may_do_anything() {
     );
     let missing = Prober::new(Path::new("/nonexistent"), Path::new("/"), second).machine();
     assert!(why(&missing, Backend::Cuda).starts_with("cannot start the probe"));
+}
+
+/// A file system that answers no lookup before it is told to: who asks hangs in the kernel, and no signal ends it.
+#[derive(Debug, Clone, Default)]
+struct Stuck(Arc<Mutex<Vec<ReplyEntry>>>);
+
+impl Filesystem for Stuck {
+    fn lookup(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        self.0.lock().unwrap().push(reply);
+    }
+}
+
+#[test]
+fn a_child_that_the_kernel_holds_is_waited_for_no_longer_than_others_and_not_started_again() {
+    let (dir, root) = (tempfile::tempdir().unwrap(), sysfs::Tree::new());
+    let mount = tempfile::tempdir().unwrap();
+    let stuck = Stuck::default();
+    let session = fuser::spawn_mount(stuck.clone(), mount.path(), &Config::default()).unwrap();
+    let script = format!(
+        "cd {0}; [ $2 = rocm ] || [ -e go ] || exec cat {1}/file; echo '{{\"devices\":[],\"reasons\":[]}}'",
+        dir.path().display(),
+        mount.path().display()
+    );
+    let second = Duration::from_secs(1);
+    let prober = Prober::new(&program(dir.path(), &script), root.path(), second);
+    let start = Instant::now();
+    assert_eq!(why(&prober.machine(), Backend::Cuda), "no answer in time");
+    assert!(start.elapsed() < 10 * second);
+    // The script would answer by now, but it is not asked.
+    fs::write(dir.path().join("go"), "").unwrap();
+    let held = prober.machine();
+    assert!(why(&held, Backend::Cuda).contains("hangs in the kernel"));
+    assert_eq!(
+        held.reasons.len(),
+        1,
+        "the other backend was asked: {held:?}"
+    );
+    // Dropped replies are EIO: the kernel lets it go, and it is reaped by the next probe.
+    stuck.0.lock().unwrap().clear();
+    let deadline = start + 20 * second;
+    while !prober.machine().reasons.is_empty() {
+        assert!(Instant::now() < deadline, "{prober:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+    session.umount_and_join().unwrap();
 }
 
 /// Whether a process is no more, or waits to be reaped by who has inherited it.
