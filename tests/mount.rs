@@ -852,3 +852,44 @@ fn an_identical_view_is_left_to_the_kernel_when_asked_for() {
     assert!(reads(&mount) > 0);
     mount.unmount();
 }
+
+#[test]
+fn a_mount_that_was_moved_is_taken_off_where_it_is() {
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(2, 100).write(&model);
+    for name in ["from", "to"] {
+        fs::create_dir(dir.path().join(name)).unwrap();
+    }
+    // Only what is below a private mount can be moved: a mount namespace of its own.
+    let script = r#"
+        "$1" -q mount -f "$2/m.gguf" "$2/from" --view merged & daemon=$!
+        until [ -e "$2/from/m.gguf" ]; do sleep 0.02; done
+        mount --move "$2/from" "$2/to"
+        cmp "$2/m.gguf" "$2/to/m.gguf"
+        kill "$daemon"; wait "$daemon"
+        if grep fuse.ggufuse /proc/self/mounts; then exit 1; fi
+        [ -z "$(ls "$2/to")" ]"#;
+    let out = Command::new("unshare")
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-euc",
+            script,
+            "sh",
+        ])
+        .args([Path::new(env!("CARGO_BIN_EXE_ggufuse")), dir.path()])
+        .output()
+        .expect("unshare of util-linux");
+    assert!(
+        out.status.success(),
+        "{}{}",
+        text(&out.stdout),
+        text(&out.stderr)
+    );
+}

@@ -3,7 +3,7 @@
 use std::io;
 use std::mem;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -203,6 +203,17 @@ fn on_top(mountpoint: &Path, device: &str) -> bool {
         .is_some_and(|entry| entry.device == device)
 }
 
+/// Where an unmount takes our mount off: the place where it was mounted, or where it was moved to (`mount --move`).
+fn place(mountpoint: &Path, device: &str) -> Option<PathBuf> {
+    if on_top(mountpoint, device) {
+        return Some(mountpoint.to_owned());
+    }
+    let table = mounts().unwrap_or_default();
+    let mut ours = table.into_iter().filter(|entry| entry.device == device);
+    let moved = ours.find(|entry| on_top(&entry.mountpoint, device))?;
+    Some(moved.mountpoint)
+}
+
 /// Unmounts, lazily when busy, and lets the serving threads end. A second signal ends the waiting.
 fn stop(
     session: BackgroundSession,
@@ -210,16 +221,19 @@ fn stop(
     device: &str,
     signals: &mut Signals,
 ) -> io::Result<()> {
-    if session.guard.is_finished() || !on_top(mountpoint, device) {
-        if !session.guard.is_finished() {
-            log::warn!(
-                "{}: something else is mounted on top; it is left alone",
-                mountpoint.display()
-            );
-        }
+    if session.guard.is_finished() {
         mem::forget(session);
         return Ok(());
     }
+    let Some(mountpoint) = place(mountpoint, device) else {
+        log::warn!(
+            "{}: something else is mounted on top; it is left alone",
+            mountpoint.display()
+        );
+        mem::forget(session);
+        return Ok(());
+    };
+    let mountpoint = mountpoint.as_path();
     match unmount(mountpoint, false) {
         Ok(()) => {
             let start = Instant::now();
