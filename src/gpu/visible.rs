@@ -89,13 +89,8 @@ mod tests {
     }
 
     fn shown(devices: &[Device]) -> Vec<(&str, u64, u64)> {
-        let row = |d| -> (&str, u64, u64) {
-            let Device {
-                name, total, free, ..
-            } = d;
-            (name, *total, *free)
-        };
-        devices.iter().map(row).collect()
+        let rows = devices.iter();
+        rows.map(|d| (d.name.as_str(), d.total, d.free)).collect()
     }
 
     #[test]
