@@ -5,6 +5,7 @@
 //! [`LLAMA_CPP`].
 
 mod breakdown;
+pub mod compute;
 mod kv_cache;
 mod machine;
 mod overrides;

@@ -1,0 +1,101 @@
+//! The size of the compute buffers: what llama.cpp's graph allocator would come to, re-enacted from shapes.
+//!
+//! Four steps, as llama.cpp takes them: a builder makes the graph of one prompt batch ([`build`]), the scheduler assigns its
+//! nodes to backends and copies what has to move ([`sched`]), CUDA asks for tensors to be kept for its fused kernels
+//! ([`hints`]), and the allocator is replayed on sizes ([`alloc`]). Nothing here is an estimate.
+
+mod alloc;
+pub mod build;
+mod cuda;
+pub mod graph;
+mod hints;
+mod ops;
+pub mod sched;
+pub mod setting;
+
+use build::Error;
+use graph::{Backend, Fused, Graph, Id};
+use sched::Schedule;
+use setting::{Batch, Setting};
+
+use crate::fit::FlashAttn;
+
+/// Bytes of the compute buffers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compute {
+    /// Of each device.
+    pub devices: Vec<u64>,
+    /// Of the host.
+    pub host: u64,
+    /// Whether attention is one fused node, after "auto" was resolved.
+    pub flash_attention: bool,
+}
+
+/// Measures the compute buffers of a model in a setting.
+///
+/// # Errors
+/// [`Error`] when there is no builder for the architecture, or the model does not fit to it.
+pub fn measure(setting: Setting<'_>) -> Result<Compute, Error> {
+    let plan = plan(setting)?;
+    let sizes = alloc::replay(&plan.graph, setting.devices(), &plan.schedule);
+    let devices = 0..setting.placement.n_devices();
+    let device = |d| {
+        setting
+            .device(d)
+            .and_then(|backend| sizes.get(backend.index()))
+    };
+    Ok(Compute {
+        devices: devices.map(|d| device(d).copied().unwrap_or(0)).collect(),
+        host: sizes.last().copied().unwrap_or(0),
+        flash_attention: plan.flash_attention,
+    })
+}
+
+/// A graph and the order in which its tensors are placed.
+#[derive(Debug)]
+pub struct Plan {
+    /// The graph, with copies between backends.
+    pub graph: Graph,
+    /// The order.
+    pub schedule: Schedule,
+    /// Whether attention is one fused node.
+    pub flash_attention: bool,
+}
+
+/// Builds and schedules the graph of a setting.
+///
+/// # Errors
+/// As [`measure`].
+pub fn plan(setting: Setting<'_>) -> Result<Plan, Error> {
+    let flash_attention = match setting.context.flash_attn {
+        FlashAttn::On => true,
+        FlashAttn::Off => false,
+        FlashAttn::Auto => is_supported(setting, Fused::FlashAttention, 1)?,
+    };
+    let mut graph = build::graph(setting, setting.batch(), flash_attention)?;
+    let schedule = sched::schedule(&mut graph, setting.backends());
+    Ok(Plan {
+        graph,
+        schedule,
+        flash_attention,
+    })
+}
+
+/// Whether every node of an operation runs on the backend of its layer, in a batch of so many tokens of each sequence
+/// (`llama_context::resolve_fused_ops`).
+fn is_supported(setting: Setting<'_>, fused: Fused, tokens: u64) -> Result<bool, Error> {
+    let sequences = setting.batch().sequences;
+    let tokens = tokens.saturating_mul(sequences);
+    let batch = Batch {
+        tokens,
+        sequences,
+        outputs: tokens,
+    };
+    let graph = build::graph(setting, batch, true)?;
+    let pinned = tokens < 32 || setting.is_all_offloaded();
+    let norms = graph.norms.iter().filter(|_| pinned);
+    let pins: Vec<(Id, Backend)> = norms.map(|(id, il)| (*id, setting.layer(*il))).collect();
+    let at = sched::assign(&graph, setting.backends(), &pins);
+    let mut nodes = graph.fused.iter().filter(|(kind, ..)| *kind == fused);
+    Ok(nodes.all(|(_, id, il)| at[id.index()] == Some(setting.layer(*il))))
+}
