@@ -14,7 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("layout", &["gguf", "units"]),
     ("arch", &["gguf"]),
     ("fit", &["arch", "gguf", "units"]),
-    ("model", &["gguf", "source"]),
+    ("model", &["gguf", "source", "units"]),
     ("views", &["layout", "model", "source"]),
     ("vfs", &["layout", "source"]),
     ("mount", &["vfs", "source"]),

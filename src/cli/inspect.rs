@@ -8,6 +8,7 @@ use super::exit::CliError;
 use super::overlay;
 use crate::gguf::{Kv, ValueType};
 use crate::model;
+use crate::source::Source;
 
 /// Longer strings are cut in the table; `--json` has them whole.
 const SHOWN: usize = 80;
@@ -24,7 +25,7 @@ pub(super) fn run(
     let Some(first) = model.headers.first() else {
         return Ok(());
     };
-    let shards = || model.sources.iter().zip(&model.headers);
+    let shards = || model.files();
     if json {
         let table = shards().enumerate().flat_map(|(i, (_, h))| {
             h.tensors().iter().map(move |t| {
@@ -38,8 +39,9 @@ pub(super) fn run(
             "kv": first.kvs().map(|kv| json!({
                 "key": String::from_utf8_lossy(kv.key), "type": kv.ty.name(), "value": value_of(&kv),
             })).collect::<Vec<_>>(),
-            "shards": shards().map(|(s, h)| json!({
-                "path": s.path().to_string_lossy(), "bytes": s.len(), "n_tensors": h.tensors().len(), "data_offset": h.data_offset(),
+            "shards": shards().map(|(pieces, h)| json!({
+                "path": first_path(pieces).to_string_lossy(), "pieces": pieces.len(), "bytes": bytes(pieces),
+                "n_tensors": h.tensors().len(), "data_offset": h.data_offset(),
             })).collect::<Vec<_>>(),
         });
         if let (true, Some(object)) = (tensors, value.as_object_mut()) {
@@ -54,12 +56,16 @@ pub(super) fn run(
         first.version(),
         first.alignment()
     )?;
-    for (s, h) in shards() {
+    for (pieces, h) in shards() {
+        let more = match pieces.len() {
+            0 | 1 => String::new(),
+            n => format!(" and {} more pieces", n.saturating_sub(1)),
+        };
         writeln!(
             out,
-            "{}: {} bytes, {} tensors, data at {}",
-            s.path().display(),
-            s.len(),
+            "{}{more}: {} bytes, {} tensors, data at {}",
+            first_path(pieces).display(),
+            bytes(pieces),
             h.tensors().len(),
             h.data_offset()
         )?;
@@ -127,4 +133,14 @@ fn value_of(kv: &Kv<'_>) -> Value {
             .unwrap_or(Value::Null)
         }
     }
+}
+
+fn first_path(pieces: &[Source]) -> &Path {
+    pieces.first().map_or(Path::new(""), Source::path)
+}
+
+fn bytes(pieces: &[Source]) -> u64 {
+    pieces
+        .iter()
+        .fold(0, |sum, piece| sum.saturating_add(piece.len()))
 }

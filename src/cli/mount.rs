@@ -155,8 +155,9 @@ fn not_a_source(log: &Path, source: &Path) -> Result<(), CliError> {
             .ok()
             .map(|meta| (meta.dev(), meta.ino()))
     };
-    let files = model::find(source).map_or(Vec::new(), |found| found.files);
-    if id(log).is_some_and(|log| files.iter().any(|file| id(file) == Some(log))) {
+    let found = model::find(source).ok();
+    let mut files = found.iter().flat_map(|found| found.paths());
+    if id(log).is_some_and(|log| files.any(|file| id(file) == Some(log))) {
         return Err(CliError::Usage(format!(
             "--log-file {}: that is the model itself",
             log.display()

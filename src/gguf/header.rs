@@ -41,6 +41,7 @@ pub struct Header {
     pub(super) kvs: Vec<KvRange>,
     pub(super) tensors: Vec<Tensor>,
     pub(super) data_offset: u64,
+    pub(super) changed: bool,
 }
 
 /// One key and its value, as stored.
@@ -145,6 +146,7 @@ impl Header {
             })?;
         }
         let place = self.kvs().position(|kv| kv.key == key);
+        self.changed |= value.is_some() || place.is_some();
         let Some(value) = value else {
             place.map(|at| self.kvs.remove(at));
             return Ok(self);
@@ -165,6 +167,11 @@ impl Header {
             None => self.kvs.push(written),
         }
         Ok(self)
+    }
+
+    /// Whether it is no longer as it is in the file.
+    pub fn is_changed(&self) -> bool {
+        self.changed
     }
 
     /// Where tensor data begins in the file: the end of the header, aligned.

@@ -89,6 +89,7 @@ pub fn parse(bytes: Vec<u8>, file_len: u64) -> Result<Header, (Error, Vec<u8>)> 
                 kvs,
                 tensors,
                 data_offset,
+                changed: false,
             })
         }
         Err(error) => Err((error, bytes)),

@@ -127,6 +127,36 @@ impl VirtualFile {
         Some(())
     }
 
+    /// This file with every range of source `i` taken from `files[i]` instead. `None` when such a range is not in that
+    /// file, or for a file too long.
+    pub fn over(&self, files: &[VirtualFile]) -> Option<VirtualFile> {
+        let mut out = VirtualFile::default();
+        for extent in &self.extents {
+            match &extent.content {
+                Content::Source { source, offset } => {
+                    let mut left = extent.len;
+                    for piece in files.get(*source)?.resolve(*offset, extent.len) {
+                        left = left.checked_sub(piece.len())?;
+                        match piece {
+                            Piece::Inline(bytes) => out.push_inline(bytes.to_vec())?,
+                            Piece::Source {
+                                source,
+                                offset,
+                                len,
+                            } => out.push_source(source, offset, len)?,
+                            Piece::Zeros(len) => out.push_zeros(len)?,
+                        }
+                    }
+                    if left > 0 {
+                        return None;
+                    }
+                }
+                content => out.push(extent.len, content.clone())?,
+            }
+        }
+        Some(out)
+    }
+
     /// The pieces that make up `[offset, offset + len)`, cut off at the end of the file.
     pub fn resolve(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece<'_>> {
         let end = offset.saturating_add(len).min(self.len);
@@ -215,6 +245,47 @@ mod tests {
             let to = ((offset + len) as usize).min(naive.len());
             prop_assert_eq!(&got, &naive[from..to]);
         }
+    }
+
+    proptest! {
+        #[test]
+        fn a_file_over_a_file_in_pieces_has_the_same_bytes(
+            cuts in prop::collection::vec(0u64..300, 0..6),
+            ranges in prop::collection::vec((0u64..300, 0u64..300), 0..8),
+        ) {
+            let mut cuts = [vec![0, 300], cuts].concat();
+            cuts.sort_unstable();
+            let mut joined = VirtualFile::default();
+            for (i, pair) in cuts.windows(2).enumerate() {
+                joined.push_source(i, 0, pair[1] - pair[0]).unwrap();
+            }
+            let mut file = VirtualFile::default();
+            for (a, b) in ranges {
+                file.push_source(0, a.min(b), a.abs_diff(b)).unwrap();
+                file.push_zeros(3).unwrap();
+            }
+            let over = file.over(&[joined]).unwrap();
+            prop_assert_eq!(over.len(), file.len());
+            let whole = |file: &VirtualFile, start: &dyn Fn(usize) -> u64| {
+                bytes(file.resolve(0, file.len()).flat_map(|piece| match piece {
+                    Piece::Source { source, offset, len } => {
+                        let from = start(source) + offset;
+                        (from..from + len).map(|at| source_byte(7, at)).collect::<Vec<_>>()
+                    }
+                    other => vec![0; other.len() as usize],
+                }))
+            };
+            prop_assert_eq!(whole(&over, &|i| cuts[i]), whole(&file, &|_| 0));
+        }
+    }
+
+    #[test]
+    fn a_file_over_a_shorter_one_is_none() {
+        let (mut file, mut short) = (VirtualFile::default(), VirtualFile::default());
+        file.push_source(0, 5, 6).unwrap();
+        short.push_source(0, 0, 10).unwrap();
+        assert_eq!(file.over(&[short]), None);
+        assert_eq!(file.over(&[]), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! From a path to the files of one model. Names come from the directory entry, bytes from what it links to.
+//! From names to the files of models. Names come from directory entries, bytes from what they link to.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -6,89 +6,218 @@ use std::path::{Path, PathBuf};
 
 use super::ModelError;
 use super::naming::{ShardName, stem};
+use super::pieces::{PieceName, Series};
 
 /// The files of one model, in shard order; not yet opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// The model's name, without `.gguf`.
     pub stem: OsString,
-    /// The files. A missing shard's path is among them.
-    pub files: Vec<PathBuf>,
+    /// The files, each as its pieces (one, where it is whole). A missing one's path is among them.
+    pub files: Vec<Vec<PathBuf>>,
     /// Whether their names are those of a shard set.
     pub is_set: bool,
 }
 
-/// Finds the model that `source` names: a file, any member of a shard set, or a directory with one model.
+impl Found {
+    /// The paths of all pieces of all files.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().flatten().map(PathBuf::as_path)
+    }
+}
+
+/// Finds the model that `source` names: a file, any member of a shard set, any piece of a file, or a directory with
+/// one model.
 ///
 /// # Errors
 /// `Io` when a path cannot be looked at; `NoModel` and `ManyModels` for a directory.
 pub fn find(source: &Path) -> Result<Found, ModelError> {
-    let io = |path: &Path, error| ModelError::Io {
-        path: path.to_owned(),
+    let io = |error| ModelError::Io {
+        path: source.to_owned(),
         error,
     };
-    if !std::fs::metadata(source)
-        .map_err(|e| io(source, e))?
-        .is_dir()
-    {
-        return of_file(source);
+    if !std::fs::metadata(source).map_err(io)?.is_dir() {
+        return Ok(of_file(source));
     }
-    let mut models: BTreeMap<OsString, PathBuf> = BTreeMap::new();
-    for entry in std::fs::read_dir(source).map_err(|e| io(source, e))? {
-        let entry = entry.map_err(|e| io(source, e))?;
-        let path = entry.path();
-        let name = entry.file_name();
-        if stem(&name) == name || path.is_dir() {
-            continue;
-        }
-        // The whole name of member 1 stands for a set, so that two sets of one prefix stay apart.
-        let key = ShardName::parse(&name).map_or(name, |shard| shard.sibling(1));
-        models.entry(key).or_insert(path);
-    }
-    let mut names = models
-        .keys()
-        .map(|n| n.to_string_lossy().into_owned())
-        .collect::<Vec<_>>();
-    match (models.into_values().next(), names.len()) {
-        (Some(path), 1) => of_file(&path),
+    let mut models = models_in(source, files_in(source).map_err(io)?);
+    match (models.pop(), models.len()) {
+        (Some(model), 0) => Ok(model),
         (None, _) => Err(ModelError::NoModel {
             path: source.to_owned(),
         }),
-        (Some(_), n) => {
-            names.truncate(5);
+        (Some(last), n) => {
+            let all = models.iter().chain([&last]).take(5);
+            let some: Vec<_> = all.map(|model| model.stem.to_string_lossy()).collect();
             Err(ModelError::ManyModels {
                 path: source.to_owned(),
-                n,
-                some: names.join(", "),
+                n: n.saturating_add(1),
+                some: some.join(", "),
             })
         }
     }
 }
 
+/// The names in a directory that are not those of directories.
+fn files_in(dir: &Path) -> std::io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if is_model_file(&name) && !entry.path().is_dir() {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Whether a name may be that of a model's file, or of a piece of one.
+pub fn is_model_file(name: &OsString) -> bool {
+    stem(name) != *name || PieceName::parse(name).is_some()
+}
+
+fn of_file(path: &Path) -> Found {
+    let name = path.file_name().unwrap_or_default().to_owned();
+    let single = || Found {
+        stem: stem(&name),
+        files: vec![vec![path.to_owned()]],
+        is_set: false,
+    };
+    if PieceName::parse(&name).is_none() && ShardName::parse(&name).is_none() {
+        return single();
+    }
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let here = if dir.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        dir
+    };
+    // Where the directory cannot be listed the name alone tells the others.
+    let mut names = files_in(here).unwrap_or_default();
+    if !names.contains(&name) {
+        names.push(name.clone());
+    }
+    models_in(dir, names)
+        .into_iter()
+        .find(|model| model.paths().any(|member| member == path))
+        .unwrap_or_else(single)
+}
+
 /// No set has more members: `split.count` is a u16. A name that claims more is a single file's.
 const MAX_SHARDS: u32 = 65_535;
 
-fn of_file(path: &Path) -> Result<Found, ModelError> {
-    let name = path.file_name().unwrap_or_default();
-    let Some(shard) = ShardName::parse(name).filter(|s| s.count <= MAX_SHARDS) else {
-        return Ok(Found {
-            stem: stem(name),
-            files: vec![path.to_owned()],
+/// A file, whole or in pieces.
+struct Logical {
+    name: OsString,
+    pieces: Vec<PathBuf>,
+}
+
+impl Logical {
+    fn is_whole(&self) -> bool {
+        let path = self.pieces.first().and_then(|path| path.file_name());
+        path == Some(&self.name)
+    }
+}
+
+/// The models whose files have these names in `dir`, by name. Names of other files are passed over.
+pub fn models_in(dir: &Path, names: impl IntoIterator<Item = OsString>) -> Vec<Found> {
+    let (mut whole, mut series) = (Vec::new(), BTreeMap::<Series, Vec<_>>::new());
+    for name in names {
+        match PieceName::parse(&name) {
+            Some(piece) => series
+                .entry(piece.series.clone())
+                .or_default()
+                .push((piece, name)),
+            None if stem(&name) != name => whole.push(Logical {
+                pieces: vec![dir.join(&name)],
+                name,
+            }),
+            None => {}
+        }
+    }
+    let joined = series.into_values().filter_map(|pieces| join(dir, pieces));
+    whole.extend(joined);
+    // The whole name of member 1 stands for a set, so that two sets of one prefix stay apart. A file in pieces has its
+    // first piece's name beside it, so that it stays apart from a whole file of its name.
+    let mut models = BTreeMap::<(OsString, Option<PathBuf>), (Option<ShardName>, Vec<_>)>::new();
+    for file in whole {
+        let shard = ShardName::parse(&file.name).filter(|shard| shard.count <= MAX_SHARDS);
+        let key = match &shard {
+            Some(shard) => (shard.sibling(1), None),
+            None if file.is_whole() => (file.name.clone(), None),
+            None => (file.name.clone(), file.pieces.first().cloned()),
+        };
+        let (_, files) = models
+            .entry(key)
+            .or_insert_with(|| (shard.clone(), Vec::new()));
+        files.push((shard.map_or(1, |shard| shard.no), file));
+    }
+    models
+        .into_values()
+        .filter_map(|(shard, files)| model(dir, shard, files))
+        .collect()
+}
+
+/// A file from its pieces. Those between the first and the last, or up to the number that the names tell, belong to
+/// it even where they are missing. `None` where the names were no pieces' after all.
+fn join(dir: &Path, mut pieces: Vec<(PieceName, OsString)>) -> Option<Logical> {
+    pieces.sort_by_key(|(piece, _)| piece.no);
+    let any = pieces.first()?.0.clone();
+    let by_no: BTreeMap<u32, &OsString> = pieces
+        .iter()
+        .rev()
+        .map(|(piece, name)| (piece.no, name))
+        .collect();
+    let lowest = *by_no.keys().next()?;
+    let highest = *by_no.keys().next_back()?;
+    if any.series.needs_first && lowest > 0 {
+        return None;
+    }
+    // Letters begin with a, digits with 0 or 1.
+    let first = if lowest == 0 || any.series.is_lettered() {
+        0
+    } else {
+        1
+    };
+    let last = match any.series.count {
+        Some(count) => count.saturating_add(first).saturating_sub(1).max(highest),
+        None => highest,
+    };
+    let path = |no| match by_no.get(&no) {
+        Some(&name) => dir.join(name),
+        None => dir.join(any.sibling(no)),
+    };
+    Some(Logical {
+        name: any.whole.clone(),
+        pieces: (first..=last).map(path).collect(),
+    })
+}
+
+/// A model from its files, by shard number. A member that is there whole and in pieces is taken whole.
+fn model(dir: &Path, shard: Option<ShardName>, files: Vec<(u32, Logical)>) -> Option<Found> {
+    let Some(shard) = shard else {
+        let (_, file) = files.into_iter().next()?;
+        return Some(Found {
+            stem: stem(&file.name),
+            files: vec![file.pieces],
             is_set: false,
         });
     };
-    let dir = path.parent().unwrap_or(Path::new(""));
-    let files = (1..=shard.count).map(|no| {
-        // The given name itself may end in .GGUF.
-        if no == shard.no {
-            path.to_owned()
-        } else {
-            dir.join(shard.sibling(no))
+    let mut by_no = BTreeMap::<u32, Vec<PathBuf>>::new();
+    for (no, file) in files {
+        let better = file.is_whole();
+        match by_no.get_mut(&no) {
+            Some(known) if better => *known = file.pieces,
+            Some(_) => {}
+            None => drop(by_no.insert(no, file.pieces)),
         }
-    });
-    Ok(Found {
+    }
+    let member = |no| match by_no.remove(&no) {
+        Some(pieces) => pieces,
+        None => vec![dir.join(shard.sibling(no))],
+    };
+    Some(Found {
         stem: shard.stem(),
-        files: files.collect(),
+        files: (1..=shard.count).map(member).collect(),
         is_set: true,
     })
 }

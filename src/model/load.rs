@@ -1,25 +1,43 @@
 //! Opens and validates a model as a whole.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use super::check::check;
 use super::discover::{Found, find};
-use crate::gguf::{self, Header};
-use crate::source::{Source, SourceError};
+use super::join;
+use super::naming::ShardName;
+use crate::gguf::Header;
+use crate::source::Source;
 
 /// A validated model: every shard is there, and they agree with each other.
 #[derive(Debug, Clone)]
 pub struct Model {
     /// The model's name, without `.gguf`.
     pub stem: OsString,
-    /// The files, in shard order.
+    /// All that is open: the files in shard order, of those in pieces the pieces in order.
     pub sources: Vec<Source>,
-    /// Their headers, in the same order.
+    /// Which of the sources make up each file, in shard order; one each, unless it is in pieces.
+    pub pieces: Vec<Range<usize>>,
+    /// The headers of the files, in the same order. Offsets in them are those in the joined file.
     pub headers: Vec<Header>,
     /// Whether it is a shard set by its names.
     pub is_set: bool,
+}
+
+impl Model {
+    /// The files in shard order: the sources that they consist of, and their headers.
+    pub fn files(&self) -> impl Iterator<Item = (&[Source], &Header)> {
+        let sources = |range: &Range<usize>| self.sources.get(range.clone()).unwrap_or_default();
+        self.pieces.iter().map(sources).zip(&self.headers)
+    }
+
+    /// Whether a file of it lies on disk in pieces.
+    pub fn in_pieces(&self) -> bool {
+        self.sources.len() != self.headers.len()
+    }
 }
 
 /// Why there is no model to serve.
@@ -57,161 +75,101 @@ pub enum ModelError {
     },
 }
 
-enum FileError {
-    Source(SourceError),
-    Gguf(gguf::Error),
-}
-
-impl From<gguf::Error> for FileError {
-    fn from(error: gguf::Error) -> Self {
-        FileError::Gguf(error)
-    }
-}
-
 /// Finds, opens and validates the model that `source` names.
 ///
 /// # Errors
 /// [`ModelError`]; `Invalid` lists every problem found.
 pub fn load(source: &Path) -> Result<Model, ModelError> {
-    let Found {
-        stem,
-        files,
-        is_set,
-    } = find(source)?;
-    let mut problems = Vec::new();
-    let (mut sources, mut headers, mut parsed) = (Vec::new(), Vec::new(), Vec::new());
-    for (no, path) in files.iter().enumerate() {
-        match open(path) {
-            Ok((source, header)) => {
-                sources.push(source);
+    load_found(find(source)?)
+}
+
+/// Opens and validates a model that was found.
+///
+/// # Errors
+/// `Invalid`, with every problem found.
+pub fn load_found(found: Found) -> Result<Model, ModelError> {
+    let found = not_chunks(found);
+    let firsts: Vec<&Path> = found.files.iter().map(|pieces| first(pieces)).collect();
+    let (mut sources, mut pieces, mut headers) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut parsed, mut unreadable) = (Vec::new(), Vec::new());
+    for (no, paths) in found.files.iter().enumerate() {
+        match join::open(paths) {
+            Ok((opened, header)) => {
+                let start = sources.len();
+                sources.extend(opened);
+                pieces.push(start..sources.len());
                 headers.push(header);
                 parsed.push(no);
             }
-            Err(why) => problems.push((no, why)),
+            Err(why) => unreadable.extend(why.into_iter().map(|(piece, why)| (no, piece, why))),
         }
     }
-    check(&files, &parsed, &headers, is_set, &mut problems);
+    let mut problems = Vec::new();
+    check(&firsts, &parsed, &headers, found.is_set, &mut problems);
+    let mut problems: Vec<_> = problems.into_iter().map(|(no, why)| (no, 0, why)).collect();
+    problems.extend(unreadable);
     if problems.is_empty() {
-        Ok(Model {
-            stem,
+        return Ok(Model {
+            stem: found.stem,
             sources,
+            pieces,
             headers,
-            is_set,
-        })
-    } else {
-        problems.sort_by_key(|(no, _)| *no);
-        Err(ModelError::Invalid {
-            problems: by_file(&files, problems),
-        })
+            is_set: found.is_set,
+        });
+    }
+    problems.sort_by_key(|(no, piece, _)| (*no, *piece));
+    let path = |no: usize, piece: usize| {
+        let path = found.files.get(no).and_then(|pieces| pieces.get(piece));
+        path.cloned().unwrap_or_default()
+    };
+    let by_path = problems
+        .into_iter()
+        .map(|(no, piece, why)| (path(no, piece), why));
+    Err(ModelError::Invalid {
+        problems: shorten(by_path.collect()),
+    })
+}
+
+fn first(pieces: &[PathBuf]) -> &Path {
+    pieces.first().map_or(Path::new(""), PathBuf::as_path)
+}
+
+/// `x-chunk-001-of-003.gguf` is also what shards of a model `x-chunk` are called: then each begins with a header.
+fn not_chunks(found: Found) -> Found {
+    let [pieces] = found.files.as_slice() else {
+        return found;
+    };
+    let shard = |path: &PathBuf| ShardName::parse(path.file_name()?);
+    let Some(name) = pieces.first().and_then(shard) else {
+        return found;
+    };
+    if found.is_set || !pieces.iter().all(|piece| join::begins_a_file_at(piece)) {
+        return found;
+    }
+    Found {
+        stem: name.stem(),
+        files: pieces.iter().map(|piece| vec![piece.clone()]).collect(),
+        is_set: true,
     }
 }
 
-const MISSING: &str = "missing";
-
-/// Problems with their files. A run of missing files becomes one line: a name can promise 65,535 shards.
-fn by_file(files: &[PathBuf], problems: Vec<(usize, String)>) -> Vec<(PathBuf, String)> {
-    let is_missing = |(_, why): &(usize, String)| why == MISSING;
-    let path = |no: usize| files.get(no).cloned().unwrap_or_default();
+/// A run of missing files becomes one line: a name can promise 65,535 of them.
+fn shorten(problems: Vec<(PathBuf, String)>) -> Vec<(PathBuf, String)> {
+    let is_missing = |(_, why): &(PathBuf, String)| why == join::MISSING;
     let mut out = Vec::new();
     for run in problems.chunk_by(|a, b| is_missing(a) && is_missing(b)) {
         match run {
-            [first, .., last] if run.len() > 3 => {
-                let last = path(last.0);
+            [(first, _), .., (last, _)] if run.len() > 3 => {
                 let name = last.file_name().unwrap_or_default().display();
-                let why = format!("{MISSING}, as are all up to {name} ({} files)", run.len());
-                out.push((path(first.0), why));
+                let why = format!(
+                    "{}, as are all up to {name} ({} files)",
+                    join::MISSING,
+                    run.len()
+                );
+                out.push((first.clone(), why));
             }
-            few => out.extend(few.iter().map(|(no, why)| (path(*no), why.clone()))),
+            few => out.extend_from_slice(few),
         }
     }
     out
-}
-
-fn open(path: &Path) -> Result<(Source, Header), String> {
-    let source = Source::open(path).map_err(|error| match error {
-        SourceError::Io { error, .. } if error.kind() == io::ErrorKind::NotFound => {
-            MISSING.to_owned()
-        }
-        SourceError::Io { error, .. } => error.to_string(),
-        SourceError::Changed { .. } => "changed while it was opened".to_owned(),
-    })?;
-    let header = gguf::read(source.len(), |buf, at| {
-        source.read_exact_at(buf, at).map_err(FileError::Source)
-    });
-    match header {
-        Ok(header) => Ok((source, header)),
-        Err(FileError::Source(SourceError::Io { error, .. })) => Err(error.to_string()),
-        Err(FileError::Source(SourceError::Changed { .. })) => {
-            Err("changed while it was read".to_owned())
-        }
-        Err(FileError::Gguf(error)) => Err(error.to_string()),
-    }
-}
-
-/// What the shards say of themselves, against their names and each other. `parsed` are the places in `files` of
-/// those that could be read; the others are problems already.
-fn check(
-    files: &[PathBuf],
-    parsed: &[usize],
-    headers: &[Header],
-    is_set: bool,
-    problems: &mut Vec<(usize, String)>,
-) {
-    let total: usize = headers.iter().map(|h| h.tensors().len()).sum();
-    let count = files.len();
-    let mut owner: HashMap<&[u8], &Path> = HashMap::new();
-    for (&no, header) in parsed.iter().zip(headers) {
-        let Some(path) = files.get(no) else { continue };
-        let mut bad = |why: String| problems.push((no, why));
-        let int = |key: &str| header.get(key.as_bytes()).map(|kv| kv.int());
-        if is_set && (count > 1 || header.get(b"split.count").is_some()) {
-            // The number of tensors is known only when all shards are there.
-            let all = (headers.len() == count).then_some(total);
-            let wanted = [
-                ("split.no", Some(no)),
-                ("split.count", Some(count)),
-                ("split.tensors.count", all),
-            ];
-            for (key, wanted) in wanted {
-                match (int(key), wanted) {
-                    (None, _) => bad(format!(
-                        "{key} is missing, so this file was not written as a shard"
-                    )),
-                    (Some(None), _) => bad(format!("{key} is not an integer")),
-                    (Some(Some(_)), None) => {}
-                    (Some(Some(have)), Some(wanted)) if have == wanted as i128 => {}
-                    (Some(Some(have)), Some(wanted)) => bad(format!(
-                        "{key} is {have}, but the set's names and tensors say {wanted}"
-                    )),
-                }
-            }
-        } else if let (Some(Some(n)), Some(Some(all))) =
-            (int("split.count"), int("split.tensors.count"))
-        {
-            // A stale split.count is harmless; a shard under another name is not the whole model.
-            if n > 1 && all > total as i128 {
-                bad(format!(
-                    "one shard of {n} ({total} of {all} tensors) under a name that does not say so; give it back its -0000N-of-0000M.gguf name"
-                ));
-            }
-        }
-        if headers
-            .first()
-            .is_some_and(|first| first.version() != header.version())
-        {
-            bad(format!(
-                "GGUF version {}, unlike the first shard",
-                header.version()
-            ));
-        }
-        for tensor in header.tensors() {
-            if let Some(other) = owner.insert(&tensor.name, path) {
-                bad(format!(
-                    "tensor {:?} is also in {}",
-                    String::from_utf8_lossy(&tensor.name),
-                    other.display()
-                ));
-            }
-        }
-    }
 }

@@ -69,13 +69,14 @@ pub fn shard_file_name(stem: &OsStr, no: usize, count: usize) -> OsString {
 }
 
 /// The name without `.gguf` in any case.
-fn strip_gguf(name: &[u8]) -> Option<&[u8]> {
+pub(super) fn strip_gguf(name: &[u8]) -> Option<&[u8]> {
     let cut = name.len().checked_sub(5)?;
     let (rest, end) = name.split_at_checked(cut)?;
     end.eq_ignore_ascii_case(b".gguf").then_some(rest)
 }
 
-fn trailing_number(text: &[u8]) -> Option<(&[u8], &[u8])> {
+/// The digits at the end of a text, and what stands before them.
+pub(super) fn trailing_number(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let digits = text.iter().rev().take_while(|b| b.is_ascii_digit()).count();
     (digits > 0)
         .then(|| text.split_at_checked(text.len().saturating_sub(digits)))
