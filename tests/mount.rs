@@ -587,6 +587,7 @@ fn a_killed_daemon_leaves_a_stale_mount_that_is_named_and_cleared_by_the_next() 
     let out = ggufuse(&["status", at, "--json"]);
     let value: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(value[0]["stale"], true);
+    assert_eq!(out.status.code(), Some(1), "it was asked for, and is dead");
     let again = Mounted::at(point, &model);
     let out = ggufuse(&["status", "--json"]);
     let value: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();

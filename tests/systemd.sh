@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Boots a real systemd with the project's units and runs tests/systemd_check.sh in it: tests/systemd.sh BINARY.
+# Boots a real systemd with the project's units and runs tests/systemd_check.sh in it: tests/systemd.sh BINARY MODEL.
 # It has namespaces of its own and, as root, a layer over this machine's files: whatever it writes goes to memory and is
 # gone with it. Its exit status is that of the checks.
 set -euo pipefail
 binary=$(realpath "$1")
+model=$(realpath "$2")
 project=$(realpath "$(dirname "$0")/..")
 work=$(mktemp -d)
 # A group of its own, so that what systemd makes below it can be taken away again.
@@ -24,28 +25,16 @@ trap cleanup EXIT
 mkdir "$work/root" "$work/result"
 
 boot() {
-  mount --make-rprivate /
-  mount --bind "$work/result" "$work/result"
-  mount -t tmpfs -o mode=755 layer "$work/root"
+  layer "$work/root"
   cd "$work/root"
-  mkdir upper work root
-  mount -t overlay overlay -o "lowerdir=/,upperdir=upper,workdir=work" root
-  cd root
-  mount -t proc proc proc
-  mount --rbind /sys sys
   umount -l sys/fs/cgroup
   mount -t cgroup2 cgroup2 sys/fs/cgroup
-  mount --rbind /dev dev
-  mount -t tmpfs -o mode=755 run run
-  mount -t tmpfs -o mode=1777 tmp tmp
-  # As udev leaves it, whatever it is here.
-  mknod -m 666 run/fuse c 10 229
-  mount --bind run/fuse dev/fuse
   mkdir run/result
   mount --bind "$work/result" run/result
   # Only what the checks start: nothing of this machine's own boot.
   rm -rf lib/systemd/system/*.wants etc/systemd/system/* etc/systemd/user/* etc/fstab
   mkdir -p etc/ggufuse usr/lib/systemd/system usr/lib/systemd/user usr/share/man/man1
+  cp "$model" srv/m.gguf
   cp "$binary" usr/bin/ggufuse
   cp "$binary" usr/sbin/mount.fuse.ggufuse
   usr/bin/ggufuse man >usr/share/man/man1/ggufuse.1
@@ -53,6 +42,7 @@ boot() {
   cp "$project"/systemd/user/* usr/lib/systemd/user/
   cp "$project"/systemd/ggufuse.conf.example "$project"/systemd/examples/* run/
   cp "$project"/tests/systemd_check.sh usr/bin/check
+  mount -t tmpfs -o mode=1777 tmp tmp
   cat >etc/systemd/system/check.service <<'UNIT'
 [Unit]
 Description=checks
@@ -66,8 +56,9 @@ UNIT
   exec env -i container=test PATH="$PATH" chroot . /lib/systemd/systemd --system --unit=check.service \
     --show-status=no --log-target=null
 }
-export -f boot
-export binary project work
+. "$project/tests/layer.sh"
+export -f layer boot
+export binary model project work
 
 (
   echo $BASHPID >"$group/cgroup.procs"

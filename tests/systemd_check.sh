@@ -15,14 +15,6 @@ served() { cmp /srv/m.gguf /srv/mnt/m.gguf; }
 new_pid() { [ "$(pid)" != "$1" ] && systemctl is-active -q ggufuse@t; }
 
 mkdir -p /srv/mnt /srv/auto
-python3 - <<'PY'
-import struct
-def kv(key, value): return struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(value)) + value
-data = bytes(i * 7 % 251 for i in range(400_000))
-head = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + kv(b"general.architecture", b"llama")
-head += struct.pack("<Q", 1) + b"w" + struct.pack("<IQIQ", 1, len(data) // 4, 0, 0)
-open("/srv/m.gguf", "wb").write(head + bytes(-len(head) % 32) + data)
-PY
 cat >/etc/ggufuse/t.conf <<'CONF'
 SOURCE=/srv/m.gguf
 MOUNTPOINT=/srv/mnt

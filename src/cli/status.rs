@@ -1,13 +1,16 @@
-use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
 use super::exit::CliError;
-use crate::mount::ggufuse_mounts;
+use crate::mount::{MountEntry, ggufuse_mounts};
 
+/// Prints the mounts, or only the one asked for.
+///
+/// # Errors
+/// `Failed` when the one asked for is not there or does not answer.
 pub(super) fn run(only: Option<PathBuf>, json: bool, out: &mut impl Write) -> Result<(), CliError> {
     let mut mounts =
         ggufuse_mounts().map_err(|e| CliError::Failed(format!("cannot list mounts: {e}")))?;
@@ -18,26 +21,50 @@ pub(super) fn run(only: Option<PathBuf>, json: bool, out: &mut impl Write) -> Re
             point.display()
         )));
     }
-    let described = mounts.iter().map(|m| {
-        (
-            m,
-            xattr(&m.mountpoint, "user.ggufuse.view"),
-            stats(&m.mountpoint),
-        )
-    });
+    let described: Vec<_> = mounts
+        .iter()
+        .map(|m| {
+            (
+                m,
+                xattr(&m.mountpoint, "user.ggufuse.view"),
+                stats(&m.mountpoint),
+            )
+        })
+        .collect();
     if json {
-        let list = described.map(|(m, view, stats)| {
+        let list = described.iter().map(|(m, view, stats)| {
             json!({ "mountpoint": m.mountpoint.to_string_lossy(), "source": m.source.to_string_lossy(),
-                "view": view, "stats": stats, "stale": view.is_none() })
+                "view": view.as_ref().ok(), "stats": stats, "stale": view.as_ref().is_err_and(is_stale) })
         });
         writeln!(out, "{:#}", list.collect::<Value>())?;
-        return Ok(());
+    } else {
+        print(&described, out)?;
     }
+    match (&only, described.first()) {
+        (Some(point), Some((_, Err(error), _))) => Err(CliError::Failed(format!(
+            "{}: does not answer: {error}",
+            point.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+type Described<'a> = (
+    &'a MountEntry,
+    io::Result<String>,
+    Option<Map<String, Value>>,
+);
+
+fn print(described: &[Described<'_>], out: &mut impl Write) -> io::Result<()> {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |now| now.as_secs());
     for (m, view, stats) in described {
-        let view = view.unwrap_or_else(|| "stale".to_owned());
+        let view = match view {
+            Ok(view) => view.clone(),
+            Err(error) if is_stale(error) => "stale".to_owned(),
+            Err(error) => error.to_string(),
+        };
         write!(
             out,
             "{} on {} ({view}",
@@ -55,6 +82,14 @@ pub(super) fn run(only: Option<PathBuf>, json: bool, out: &mut impl Write) -> Re
     Ok(())
 }
 
+/// The process is gone. Another error says nothing of that: a mount of another user lets nobody in.
+fn is_stale(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOTCONN | libc::ECONNABORTED)
+    )
+}
+
 /// Seconds as `3d 4h`, `4h 5m`, `5m 6s` or `6s`.
 fn duration(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
@@ -67,7 +102,7 @@ fn duration(seconds: u64) -> String {
 }
 
 fn stats(point: &Path) -> Option<Map<String, Value>> {
-    let text = xattr(point, "user.ggufuse.stats")?;
+    let text = xattr(point, "user.ggufuse.stats").ok()?;
     let pairs = text.lines().filter_map(|line| line.split_once(' '));
     Some(
         pairs
@@ -82,21 +117,11 @@ fn stats(point: &Path) -> Option<Map<String, Value>> {
 }
 
 /// An extended attribute of at most 4 KiB, as text.
-fn xattr(path: &Path, name: &str) -> Option<String> {
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    let name = std::ffi::CString::new(name).ok()?;
-    let mut value = vec![0u8; 4096];
-    // SAFETY: both strings end in NUL, and the buffer is as long as the call is told.
-    let n = unsafe {
-        libc::getxattr(
-            path.as_ptr(),
-            name.as_ptr(),
-            value.as_mut_ptr().cast(),
-            value.len(),
-        )
-    };
-    value.truncate(usize::try_from(n).ok()?);
-    String::from_utf8(value).ok()
+fn xattr(path: &Path, name: &str) -> io::Result<String> {
+    let mut value = vec![0; 4096];
+    let n = rustix::fs::getxattr(path, name, value.as_mut_slice())?;
+    value.truncate(n);
+    String::from_utf8(value).map_err(io::Error::other)
 }
 
 #[cfg(test)]
