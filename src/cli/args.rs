@@ -1,4 +1,5 @@
 use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
@@ -145,6 +146,12 @@ pub(super) struct Mount {
     /// Log to this file (default in the background: syslog)
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
+    /// What log lines look like
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub log_format: LogFormat,
+    /// Answer Prometheus at http://ADDR/metrics: a port of this machine, or ADDRESS:PORT
+    #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
+    pub metrics: Option<SocketAddr>,
 }
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
@@ -162,6 +169,25 @@ impl From<ViewArg> for Kind {
             ViewArg::Merged => Kind::Merged,
             ViewArg::Shards => Kind::Shards,
         }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// A JSON object a line
+    Json,
+}
+
+/// A port alone is one of the loopback interface: nobody else gets in unless asked in.
+pub(super) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    match text.parse::<u16>() {
+        Ok(port) => Ok((Ipv4Addr::LOCALHOST, port).into()),
+        Err(_) => text
+            .parse()
+            .map_err(|_| "needs PORT or ADDRESS:PORT, as 9464 or [::1]:9464".to_owned()),
     }
 }
 

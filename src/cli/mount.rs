@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use super::args::{HeadersArg, Mount};
 use super::exit::CliError;
+use super::logging::{self, Logging};
+use super::metrics::Metrics;
 use super::resolve;
 use super::shown::{OneModel, Shown};
-use super::{background, logging, options, overlay, service};
+use super::{background, options, overlay, service};
 use crate::layout::SplitOptions;
 use crate::model;
 use crate::mount::{End, MountOptions, PointError, check, clear_stale, holds, serve};
@@ -42,8 +44,16 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
     if let Some(log) = &args.log_file {
         not_a_source(log, &source)?;
     }
-    logging::start(verbose, quiet, args.log_file.as_deref(), child)
-        .map_err(|e| CliError::Failed(format!("cannot open the log: {e}")))?;
+    logging::start(Logging {
+        verbose,
+        quiet,
+        format: args.log_format,
+        file: args.log_file.as_deref(),
+        background: child,
+    })
+    .map_err(|e| CliError::Failed(format!("cannot open the log: {e}")))?;
+    // Before mounting, so that a port that is taken is an error.
+    let metrics = args.metrics.map(Metrics::listen).transpose()?;
     let point = free(&args.mountpoint, &source, flags.nonempty)
         .map_err(|e| CliError::Mount(e.to_string()))?;
     let view_options = ViewOptions {
@@ -78,6 +88,9 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
     let fs = Fs::model(Arc::new(plan), view, flags.ownership)
         .map_err(|e| CliError::Failed(e.to_string()))?;
     let fs = Arc::new(fs);
+    if let Some(metrics) = metrics {
+        metrics.serve(Arc::clone(&fs))?;
+    }
     let mount_options = MountOptions {
         fsname: flags
             .fsname

@@ -1,6 +1,6 @@
 //! `-o` options, as mount(8) passes them: a comma-separated list, `\,` for a comma in a value.
 
-use super::args::{CacheArg, HeadersArg, Mount, ViewArg};
+use super::args::{CacheArg, HeadersArg, LogFormat, Mount, ViewArg, parse_listen};
 use super::exit::CliError;
 use crate::units::{parse_file_size, parse_size};
 use crate::vfs::Ownership;
@@ -99,6 +99,8 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
             "remove-kv" => mount.overrides.remove_kv.push(need()?.into()),
             "set-kv-file" => mount.overrides.set_kv_file.push(need()?.into()),
             "overlay" => mount.overrides.overlay = Some(need()?.into()),
+            "log-format" => mount.log_format = LogFormat::from_str(need()?, false).map_err(bad)?,
+            "metrics" => mount.metrics = Some(parse_listen(need()?).map_err(bad)?),
             "log-file" => mount.log_file = Some(need()?.into()),
             _ if mount.sloppy => {}
             _ => return Err(bad("unknown option".to_owned())),

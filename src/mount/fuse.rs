@@ -108,23 +108,58 @@ impl Adaptor {
     }
 }
 
+impl Adaptor {
+    /// Logs an error with what was asked for, and translates it.
+    fn fail(&self, operation: &str, ino: INodeNo, error: &VfsError) -> Errno {
+        if log::log_enabled!(level(error)) {
+            let path = self.fs.path(ino.0, None);
+            let (path, errno) = (path.display(), error.errno());
+            log::log!(level(error), operation, path:%, errno; "{operation} of {path}: {error}");
+        }
+        Errno::from_i32(error.errno())
+    }
+
+    fn fail_read(&self, ino: INodeNo, fh: FileHandle, offset: u64, error: &VfsError) -> Errno {
+        if log::log_enabled!(level(error)) {
+            let path = self.fs.path(ino.0, Some(fh.0));
+            let (path, errno) = (path.display(), error.errno());
+            log::log!(level(error), operation = "read", path:%, offset, errno;
+                "read of {path} at offset {offset}: {error}");
+        }
+        Errno::from_i32(error.errno())
+    }
+
+    fn xattr(
+        &self,
+        ino: INodeNo,
+        operation: &str,
+        value: Result<Vec<u8>, VfsError>,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        match value.and_then(|value| fit(value, size)) {
+            Ok(XattrReply::Size(size)) => reply.size(size),
+            Ok(XattrReply::Data(data)) => reply.data(&data),
+            Err(error) => reply.error(self.fail(operation, ino, &error)),
+        }
+    }
+}
+
+/// What a program may ask for without anything being wrong is for debugging.
+fn level(error: &VfsError) -> log::Level {
+    match error {
+        VfsError::NotFound | VfsError::Stale | VfsError::NoAttr | VfsError::Range => {
+            log::Level::Debug
+        }
+        _ => log::Level::Warn,
+    }
+}
+
 /// Runs a callback's body. A panic drops the reply that was moved in, which answers EIO.
 fn guard(operation: &str, body: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(body)).is_err() {
         log::error!("{operation}: panicked; answered with EIO");
     }
-}
-
-/// Logs an error, and translates it.
-fn fail(operation: &str, ino: INodeNo, error: &VfsError) -> Errno {
-    let level = match error {
-        VfsError::NotFound | VfsError::Stale | VfsError::NoAttr | VfsError::Range => {
-            log::Level::Debug
-        }
-        _ => log::Level::Warn,
-    };
-    log::log!(level, "{operation} of inode {}: {error}", ino.0);
-    Errno::from_i32(error.errno())
 }
 
 fn file_attr(attr: &Attr) -> FileAttr {
@@ -169,25 +204,11 @@ fn position(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-fn xattr(
-    ino: INodeNo,
-    operation: &str,
-    value: Result<Vec<u8>, VfsError>,
-    size: u32,
-    reply: ReplyXattr,
-) {
-    match value.and_then(|value| fit(value, size)) {
-        Ok(XattrReply::Size(size)) => reply.size(size),
-        Ok(XattrReply::Data(data)) => reply.data(&data),
-        Err(error) => reply.error(fail(operation, ino, &error)),
-    }
-}
-
 /// A callback that writes: refused.
 macro_rules! read_only {
     ($($name:ident($($arg:ident: $type:ty),*) -> $reply:ty;)*) => {$(
         fn $name(&self, _req: &Request, ino: INodeNo, $($arg: $type,)* reply: $reply) {
-            guard(stringify!($name), move || reply.error(fail(stringify!($name), ino, &VfsError::ReadOnly)));
+            guard(stringify!($name), move || reply.error(self.fail(stringify!($name), ino, &VfsError::ReadOnly)));
         }
     )*};
 }
@@ -241,7 +262,7 @@ impl Filesystem for Adaptor {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         guard("lookup", move || match self.fs.lookup(parent.0, name) {
             Ok(attr) => reply.entry(&ttl(&attr), &file_attr(&attr), Generation(0)),
-            Err(error) => reply.error(fail("lookup", parent, &error)),
+            Err(error) => reply.error(self.fail("lookup", parent, &error)),
         });
     }
 
@@ -249,7 +270,7 @@ impl Filesystem for Adaptor {
         guard("getattr", move || {
             match self.fs.attr(ino.0, fh.map(|fh| fh.0)) {
                 Ok(attr) => reply.attr(&ttl(&attr), &file_attr(&attr)),
-                Err(error) => reply.error(fail("getattr", ino, &error)),
+                Err(error) => reply.error(self.fail("getattr", ino, &error)),
             }
         });
     }
@@ -263,7 +284,7 @@ impl Filesystem for Adaptor {
                     None => reply.opened(fh, self.flags(&opened)),
                 }
             }
-            Err(error) => reply.error(fail("open", ino, &error)),
+            Err(error) => reply.error(self.fail("open", ino, &error)),
         });
     }
 
@@ -289,7 +310,7 @@ impl Filesystem for Adaptor {
                     })
             });
             if let (Err(error), Some(reply)) = (result, reply) {
-                reply.error(fail("read", ino, &error));
+                reply.error(self.fail_read(ino, fh, offset, &error));
             }
         });
     }
@@ -319,7 +340,7 @@ impl Filesystem for Adaptor {
             self.backings.release(ino.0, fh.0);
             match self.fs.release(fh.0) {
                 Ok(()) => reply.ok(),
-                Err(error) => reply.error(fail("release", ino, &error)),
+                Err(error) => reply.error(self.fail("release", ino, &error)),
             }
         });
     }
@@ -338,7 +359,7 @@ impl Filesystem for Adaptor {
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         guard("opendir", move || match self.fs.opendir(ino.0) {
             Ok(fh) => reply.opened(FileHandle(fh), FopenFlags::empty()),
-            Err(error) => reply.error(fail("opendir", ino, &error)),
+            Err(error) => reply.error(self.fail("opendir", ino, &error)),
         });
     }
 
@@ -360,7 +381,7 @@ impl Filesystem for Adaptor {
                     }
                     reply.ok();
                 }
-                Err(error) => reply.error(fail("readdir", ino, &error)),
+                Err(error) => reply.error(self.fail("readdir", ino, &error)),
             }
         });
     }
@@ -384,7 +405,7 @@ impl Filesystem for Adaptor {
                     }
                     reply.ok();
                 }
-                Err(error) => reply.error(fail("readdirplus", ino, &error)),
+                Err(error) => reply.error(self.fail("readdirplus", ino, &error)),
             }
         });
     }
@@ -399,7 +420,7 @@ impl Filesystem for Adaptor {
     ) {
         guard("releasedir", move || match self.fs.releasedir(fh.0) {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(fail("releasedir", ino, &error)),
+            Err(error) => reply.error(self.fail("releasedir", ino, &error)),
         });
     }
 
@@ -422,19 +443,19 @@ impl Filesystem for Adaptor {
     fn access(&self, _req: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
         guard("access", move || match self.fs.access(ino.0, mask.bits()) {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(fail("access", ino, &error)),
+            Err(error) => reply.error(self.fail("access", ino, &error)),
         });
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         guard("getxattr", move || {
-            xattr(ino, "getxattr", self.fs.getxattr(ino.0, name), size, reply)
+            self.xattr(ino, "getxattr", self.fs.getxattr(ino.0, name), size, reply)
         });
     }
 
     fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         guard("listxattr", move || {
-            xattr(ino, "listxattr", self.fs.listxattr(ino.0), size, reply)
+            self.xattr(ino, "listxattr", self.fs.listxattr(ino.0), size, reply)
         });
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -100,6 +101,23 @@ impl Dirs {
     /// The directory that `ino` is in; the root's is the root.
     pub(super) fn parent(&self, ino: u64) -> u64 {
         self.dirs.get(&ino).map_or(ROOT, |dir| dir.parent)
+    }
+
+    /// The path of a directory from the root, which is empty; for messages.
+    pub(super) fn path(&self, ino: u64) -> PathBuf {
+        if ino == ROOT {
+            return PathBuf::new();
+        }
+        let parent = self.parent(ino);
+        let children = self.children(parent);
+        let name = children.ok().and_then(|children| {
+            let (name, _) = children.iter().find(|&(_, &child)| child == ino)?;
+            Some(name)
+        });
+        match name {
+            Some(name) => self.path(parent).join(name),
+            None => PathBuf::from(format!("inode {ino}")),
+        }
     }
 
     /// The directory of this name in a folder.

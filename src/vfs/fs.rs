@@ -3,7 +3,9 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -15,7 +17,7 @@ use super::error::VfsError;
 use super::handle::{Handle, Handles};
 use super::model::{ModelDir, State};
 use super::planned::Planned;
-use super::stats::Stats;
+use super::stats::{Models, Statistics, Stats};
 use super::xattr::cut;
 use crate::source::{Source, SourceError};
 
@@ -71,6 +73,7 @@ impl Fs {
         let fs = Fs::new(Entry::Model(Model { plan, about }), ownership, KEPT_PLANS);
         let found = fs.dirs.read().find(ROOT)?;
         if let Found::Model(model) = found {
+            model.set_served(!view.provisional);
             fs.adopt(&model, &mut model.lock(), view)?;
         }
         Ok(fs)
@@ -114,10 +117,17 @@ impl Fs {
         let mut state = model.lock();
         if let Some(planned) = state.last.upgrade() {
             self.keep(model, &planned);
+            self.stats.plan_hit();
             return Ok(planned);
         }
-        let view = model.plan.plan()?;
-        self.adopt(model, &mut state, view)
+        self.plan(model, &mut state)
+    }
+
+    fn plan(&self, model: &Arc<ModelDir>, state: &mut State) -> Result<Arc<Planned>, VfsError> {
+        self.stats.plan();
+        let view = model.plan.plan();
+        model.set_served(view.as_ref().is_ok_and(|view| !view.provisional));
+        self.adopt(model, state, view?)
     }
 
     /// Numbers the files of a view: as before where they are the same bytes as before.
@@ -163,10 +173,10 @@ impl Fs {
         {
             return Ok(now);
         }
-        let next = model
-            .plan
-            .plan()
-            .and_then(|view| self.adopt(model, &mut state, view));
+        if changed.is_some() {
+            self.stats.change();
+        }
+        let next = self.plan(model, &mut state);
         match (next, changed) {
             (Ok(next), Some(changed)) => {
                 log::info!("{changed}: the view is planned anew");
@@ -345,11 +355,12 @@ impl Fs {
         let computed = match &file.content {
             FileContent::Fixed(_) => None,
             FileContent::Computed(compute) => {
-                let bytes = compute.compute()?;
+                let bytes = self.stats.computed(compute.compute())?;
                 model.was_computed(&file.name, bytes.len());
                 Some(bytes)
             }
         };
+        self.stats.open();
         Ok(Opened {
             small_reads: self.handles.take_small_open(ino),
             computed: computed.is_some(),
@@ -397,12 +408,49 @@ impl Fs {
             if direct {
                 handle.count_direct(size);
             }
+            let start = Instant::now();
             handle.read(offset, size, buf, |bytes| {
                 self.stats.read(bytes.len());
                 send(bytes);
-            })
+            })?;
+            self.stats.took(start.elapsed());
+            Ok(())
         };
         self.stats.count(self.handles.get(fh).and_then(read))
+    }
+
+    /// What this mount has done, and what it has.
+    pub fn statistics(&self) -> Statistics {
+        let mut models = Models::default();
+        for model in self.dirs.read().models() {
+            let count = match model.served() {
+                Some(true) => &mut models.served,
+                Some(false) => &mut models.refused,
+                None => &mut models.unseen,
+            };
+            *count = count.saturating_add(1);
+        }
+        self.stats.copy(self.handles.len(), models)
+    }
+
+    /// The path in the mount of an inode, or of the file that is open as `fh`; for messages.
+    pub fn path(&self, ino: u64, fh: Option<u64>) -> PathBuf {
+        let opened = fh.and_then(|fh| self.handles.get(fh).ok());
+        let (model, planned) = match &opened {
+            Some(handle) => (Arc::clone(&handle.model), Some(Arc::clone(&handle.planned))),
+            None => match self.dirs.read().find(ino) {
+                Ok(Found::File(model)) => (model, None),
+                Ok(Found::Folder | Found::Model(_)) => return self.dirs.read().path(ino),
+                Err(_) => return PathBuf::from(format!("inode {ino}")),
+            },
+        };
+        let planned = planned.or_else(|| model.lock().last.upgrade());
+        let name = planned.and_then(|planned| {
+            let file = planned.file(planned.index_of_ino(ino)?).ok()?.0;
+            Some(file.name.clone())
+        });
+        let name = name.unwrap_or_else(|| format!("inode {ino}").into());
+        self.dirs.read().path(model.ino).join(name)
     }
 
     /// Size and number of the files.
@@ -430,7 +478,7 @@ impl Fs {
         match name {
             "user.ggufuse.version" => return Ok(env!("CARGO_PKG_VERSION").into()),
             "user.ggufuse.stats" if ino == ROOT => {
-                return Ok(self.stats.text(self.handles.len()).into_bytes());
+                return Ok(self.statistics().text().into_bytes());
             }
             _ => {}
         }

@@ -20,4 +20,5 @@ pub use dirs::ROOT;
 pub use entry::{About, Compute, Entry, FileContent, Folder, Model, Plan, View, ViewFile};
 pub use error::VfsError;
 pub use fs::{Fs, Opened, StatFs};
+pub use stats::{Models, Statistics};
 pub use xattr::{XattrReply, fit};

@@ -20,6 +20,8 @@ pub(super) struct ModelDir {
     about: Mutex<About>,
     /// Held while planning, so that those who look at the same time plan once.
     state: Mutex<State>,
+    /// Whether its files are served, as far as known; never locked for long.
+    served: Mutex<Option<bool>>,
     /// Size and time of what computed files were last.
     computed: Mutex<HashMap<OsString, (u64, SystemTime)>>,
 }
@@ -39,6 +41,7 @@ impl ModelDir {
             plan: model.plan,
             about: Mutex::new(model.about),
             state: Mutex::default(),
+            served: Mutex::default(),
             computed: Mutex::default(),
         }
     }
@@ -53,6 +56,15 @@ impl ModelDir {
 
     pub(super) fn set_about(&self, about: About) {
         *self.about.lock() = about;
+    }
+
+    /// Whether its files are served; `None` while nobody has looked.
+    pub(super) fn served(&self) -> Option<bool> {
+        *self.served.lock()
+    }
+
+    pub(super) fn set_served(&self, served: bool) {
+        *self.served.lock() = Some(served);
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

@@ -153,7 +153,16 @@ fn reads_across_pieces() {
     assert!(fs.read(fh, i64::MAX as u64 - 1, 1).unwrap().is_empty());
     let stats =
         String::from_utf8(fs.getxattr(ROOT, OsStr::new("user.ggufuse.stats")).unwrap()).unwrap();
-    assert!(stats.ends_with("errors 2\nopen_handles 1\n"), "{stats}");
+    assert!(
+        stats.contains("errors 2\nopen_handles 1\nopens 1\n"),
+        "{stats}"
+    );
+    assert!(
+        stats.ends_with(&format!("errors_errno_{} 2\n", libc::EINVAL)),
+        "{stats}"
+    );
+    assert_eq!(fs.path(ino, None).to_str(), Some("m.gguf"));
+    assert_eq!(fs.path(ino, Some(fh)).to_str(), Some("m.gguf"));
 }
 
 #[test]
