@@ -8,13 +8,12 @@ mod common;
 mod plain_fuse;
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::disk::{LoopDisk, can_mount};
 use common::{GgufBuilder, Mounted, ggufuse};
 use ggufuse::layout::VirtualFile;
 use ggufuse::mount::{MountOptions, serve};
@@ -123,77 +122,16 @@ fn a_source_on_a_file_system_that_fails() {
     below.umount_and_join().unwrap();
 }
 
-/// An ext4 on a loop device.
-struct LoopDisk {
-    dir: tempfile::TempDir,
-    device: PathBuf,
-}
-
-fn sh(line: &str, args: &[&Path]) -> String {
-    let out = Command::new("sh")
-        .args(["-ec", line, "sh"])
-        .args(args)
-        .output()
-        .unwrap();
-    let errors = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{line}: {errors}");
-    String::from_utf8(out.stdout).unwrap().trim().to_owned()
-}
-
-impl LoopDisk {
-    fn new() -> LoopDisk {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("mnt")).unwrap();
-        let make = r#"truncate -s 128M "$1/disk"; mkfs.ext4 -q -O ^has_journal "$1/disk"; losetup --show -f "$1/disk""#;
-        let device = sh(make, &[dir.path()]).into();
-        let disk = LoopDisk { dir, device };
-        sh(r#"mount "$1" "$2""#, &[&disk.device, &disk.path()]);
-        disk
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("mnt")
-    }
-
-    /// The disk loses all its blocks: what is not in memory is an error from now on.
-    fn fail(&self) {
-        let disk = File::options()
-            .write(true)
-            .open(self.dir.path().join("disk"))
-            .unwrap();
-        disk.set_len(0).unwrap();
-    }
-}
-
-impl Drop for LoopDisk {
-    fn drop(&mut self) {
-        drop(Command::new("umount").arg("-l").arg(self.path()).output());
-        drop(Command::new("losetup").arg("-d").arg(&self.device).output());
-    }
-}
-
-/// Writes a file's pages out and drops those behind its first 2 MiB from memory.
-fn forget_tail(path: &Path) {
-    let file = File::open(path).unwrap();
-    file.sync_all().unwrap();
-    // SAFETY: advice about a descriptor that is open.
-    let done =
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), 2 << 20, 0, libc::POSIX_FADV_DONTNEED) };
-    assert_eq!(done, 0);
-}
-
 #[test]
 fn a_source_on_a_disk_that_fails() {
-    let root = fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0);
-    if !root || !Path::new("/dev/loop-control").exists() {
-        eprintln!("not run: needs root and loop devices");
+    if !can_mount() {
         return;
     }
-    let disk = LoopDisk::new();
+    let disk = LoopDisk::new(&std::env::temp_dir());
     let model = disk.path().join("m.gguf");
     let whole = large(&model);
     let mount = Mounted::new(&model, &["--view", "merged"]);
-    forget_tail(&model);
+    common::forget_tail(&model, 2 << 20);
     disk.fail();
     // EFAULT where the map was lent, and the kernel met the error in its copy.
     let errors = [libc::EIO, libc::EFAULT];

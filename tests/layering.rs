@@ -16,12 +16,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("fit", &["arch", "gguf", "units"]),
     ("model", &["gguf", "source", "units"]),
     ("views", &["layout", "model", "source"]),
+    ("export", &["layout", "source"]),
     ("vfs", &["layout", "source"]),
     ("mount", &["vfs", "source"]),
     (
         "cli",
         &[
-            "gguf", "gpu", "layout", "model", "mount", "source", "units", "vfs", "views",
+            "export", "gguf", "gpu", "layout", "model", "mount", "source", "units", "vfs", "views",
         ],
     ),
 ];

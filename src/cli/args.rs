@@ -55,12 +55,42 @@ pub(super) enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Write a model as shards, as llama-gguf-split --split does
+    Split {
+        /// A GGUF file, a member of a shard set, or a directory with one model
+        source: PathBuf,
+        /// The shards' names up to -00001-of-0000N.gguf
+        prefix: PathBuf,
+        #[command(flatten)]
+        split: Limits,
+        #[command(flatten)]
+        overrides: Overrides,
+        #[command(flatten)]
+        write: WriteArgs,
+    },
+    /// Write a model as one file, as llama-gguf-split --merge does
+    Merge {
+        /// A GGUF file, a member of a shard set, or a directory with one model
+        source: PathBuf,
+        /// The file; it must not exist
+        out: PathBuf,
+        /// Headers as llama-gguf-split writes them, or clean of split.* keys
+        #[arg(long, value_enum, default_value_t)]
+        headers: HeadersArg,
+        /// Delete each shard once its bytes are durable in the file. After an interruption the same command goes on
+        #[arg(long, alias = "delete_splits")]
+        delete_splits: bool,
+        #[command(flatten)]
+        overrides: Overrides,
+        #[command(flatten)]
+        write: WriteArgs,
+    },
     /// Print the shards that a model would be shown as
     Plan {
         /// A GGUF file, a member of a shard set, or a directory with one model
         source: PathBuf,
         #[command(flatten)]
-        split: Split,
+        split: Limits,
         #[command(flatten)]
         overrides: Overrides,
         /// For programs
@@ -130,7 +160,7 @@ pub(super) struct Mount {
     #[arg(long, value_enum, default_value_t)]
     pub cache: CacheArg,
     #[command(flatten)]
-    pub split: Split,
+    pub split: Limits,
     #[command(flatten)]
     pub overrides: Overrides,
     /// Stay in the foreground
@@ -238,19 +268,30 @@ impl From<BackendArg> for gpu::Backend {
 }
 
 #[derive(Debug, Clone, Copy, ClapArgs)]
-pub(super) struct Split {
+pub(super) struct Limits {
     /// A new shard every N tensors [default: 128 when no limit is given]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "split_max_size")]
+    #[arg(long, alias = "split_max_tensors", value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "split_max_size")]
     pub split_max_tensors: Option<u64>,
     /// Bytes of tensor data per shard, headers not counted: 2G, 500MiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, alias = "split_max_size", value_name = "SIZE", value_parser = parse_size)]
     pub split_max_size: Option<u64>,
     /// Bytes of a whole shard file, never exceeded: 2G, 500MiB, or fat32
     #[arg(long, value_name = "SIZE|fat32", value_parser = parse_file_size)]
     pub max_file_size: Option<u64>,
     /// Keep tensors out of the first shard
-    #[arg(long)]
+    #[arg(long, alias = "no_tensor_first_split")]
     pub no_tensor_first_split: bool,
+}
+
+/// How files are written.
+#[derive(Debug, Clone, Copy, ClapArgs)]
+pub(super) struct WriteArgs {
+    /// Say what would be written, and write nothing
+    #[arg(long, alias = "dry_run")]
+    pub dry_run: bool,
+    /// Read back what was written and compare, before anything gets its name or is deleted
+    #[arg(long)]
+    pub verify: bool,
 }
 
 /// Keys that differ from the source's.
@@ -271,8 +312,8 @@ pub(super) struct Overrides {
     pub overlay: Option<PathBuf>,
 }
 
-impl From<&Split> for SplitOptions {
-    fn from(s: &Split) -> SplitOptions {
+impl From<&Limits> for SplitOptions {
+    fn from(s: &Limits) -> SplitOptions {
         SplitOptions {
             max_tensors: s.split_max_tensors,
             max_size: s.split_max_size,

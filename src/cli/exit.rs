@@ -1,3 +1,4 @@
+use crate::export::ExportError;
 use crate::layout::{LayoutError, OverlayError};
 use crate::model::ModelError;
 
@@ -25,6 +26,8 @@ pub(super) enum CliError {
     Layout(#[from] LayoutError),
     #[error("{0}")]
     Overlay(#[from] OverlayError),
+    #[error("{0}")]
+    Export(#[from] ExportError),
     #[error("cannot write: {0}")]
     Write(#[from] std::io::Error),
     /// The child has said why.
@@ -43,7 +46,11 @@ impl CliError {
             | CliError::Model(ModelError::ManyModels { .. }) => USAGE,
             CliError::Mount(_) => MOUNT,
             CliError::Model(ModelError::Invalid { .. } | ModelError::NoModel { .. }) => INVALID,
-            CliError::Layout(_) => DOES_NOT_FIT,
+            CliError::Layout(_)
+            | CliError::Export(ExportError::NoRoom { .. } | ExportError::TooLarge { .. }) => {
+                DOES_NOT_FIT
+            }
+            CliError::Export(_) => FAILED,
             CliError::Child(code) => *code,
         }
     }

@@ -8,14 +8,17 @@ mod gpus;
 mod inspect;
 mod log_limit;
 mod logging;
+mod merge;
 mod metrics;
 mod mount;
 mod mount_helper;
 mod options;
 mod overlay;
 mod plan;
+mod progress;
 mod service;
 mod shown;
+mod split;
 mod status;
 mod unmount;
 
@@ -26,8 +29,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use args::{Args, Verb};
+use args::{Args, HeadersArg, Verb};
 use exit::CliError;
+use merge::Merge;
 
 /// Parses the arguments, runs the verb, prints its error, and returns the documented exit code.
 pub fn main() -> ExitCode {
@@ -81,6 +85,28 @@ fn run(args: Args) -> Result<(), CliError> {
         Verb::Status { mountpoint, json } => {
             status::run(mountpoint.as_deref().map(resolve), json, &mut out)
         }
+        Verb::Split {
+            source,
+            prefix,
+            split,
+            overrides,
+            write,
+        } => split::run(&source, &prefix, &split, &overrides, write, out),
+        Verb::Merge {
+            source,
+            out,
+            headers,
+            delete_splits,
+            overrides,
+            write,
+        } => merge::run(&Merge {
+            source: &source,
+            out: &out,
+            clean: headers == HeadersArg::Clean,
+            delete_splits,
+            overrides: &overrides,
+            write,
+        }),
         Verb::Plan {
             source,
             split,

@@ -1,18 +1,19 @@
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
 
 use serde_json::json;
 
-use super::args::{Overrides, Split};
+use super::args::{Limits, Overrides};
 use super::exit::CliError;
 use super::overlay;
-use crate::layout::SplitOptions;
+use crate::layout::{Built, SplitOptions};
 use crate::model;
 use crate::views::{self, Kind, ViewOptions};
 
 pub(super) fn run(
     source: &Path,
-    split: &Split,
+    split: &Limits,
     overrides: &Overrides,
     json: bool,
     out: &mut impl Write,
@@ -36,6 +37,11 @@ pub(super) fn run(
         writeln!(out, "{value:#}")?;
         return Ok(());
     }
+    print(&files, out)
+}
+
+/// The plan lines of `llama-gguf-split`, word for word.
+pub(super) fn print(files: &[(OsString, Built)], out: &mut impl Write) -> Result<(), CliError> {
     writeln!(out, "n_split: {}", files.len())?;
     for (i, (_, built)) in files.iter().enumerate() {
         let size = built.header_len.saturating_add(built.tensor_bytes) / 1_000_000;

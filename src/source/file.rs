@@ -204,6 +204,20 @@ impl Source {
         self.verify(&open.file)
     }
 
+    /// Lets `call` use the open file, then checks that the file is still the same: what it has copied is of one state.
+    ///
+    /// # Errors
+    /// `Changed` when the file was changed, `Io` with what `call` says.
+    pub fn with_file<T>(
+        &self,
+        call: impl FnOnce(&File) -> io::Result<T>,
+    ) -> Result<T, SourceError> {
+        let open = self.opened()?;
+        let result = call(&open.file).map_err(|error| self.io(error))?;
+        self.verify(&open.file)?;
+        Ok(result)
+    }
+
     /// Mode bits and group of the open file.
     ///
     /// # Errors

@@ -2,6 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod disk;
+pub mod trace;
+
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -114,6 +118,15 @@ impl Drop for Mounted {
             self.path().to_str().unwrap(),
         ]));
     }
+}
+
+/// Writes a file's pages out and drops those behind its first `kept` bytes from memory.
+pub fn forget_tail(path: &Path, kept: i64) {
+    let file = std::fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    // SAFETY: advice about a descriptor that is open.
+    let done = unsafe { libc::posix_fadvise(file.as_raw_fd(), kept, 0, libc::POSIX_FADV_DONTNEED) };
+    assert_eq!(done, 0);
 }
 
 /// A GGUF v3 file built byte by byte.
