@@ -442,18 +442,19 @@ fn state_widths(
     head_k: u64,
     ssm: Ssm,
 ) -> Result<(u64, u64), ArchError> {
-    if let Some(head_size) = keys.opt_dim("wkv.head_size")? {
+    let positive = |key: &str| Ok(keys.opt_dim(key)?.filter(|&n| n > 0));
+    if let Some(head_size) = positive("wkv.head_size")? {
         let shifts = keys.opt_dim("token_shift_count")?.unwrap_or(2);
         return Ok((shifts * n_embd, n_embd * head_size));
     }
-    if let Some(l_cache) = keys.opt_dim("shortconv.l_cache")? {
+    if let Some(l_cache) = positive("shortconv.l_cache")? {
         return Ok((
             n_embd * l_cache.saturating_sub(1),
             ssm.d_state * ssm.d_inner,
         ));
     }
     let before = ssm.d_conv.saturating_sub(1);
-    if let Some(head_dim) = keys.opt_dim("kda.head_dim")? {
+    if let Some(head_dim) = positive("kda.head_dim")? {
         let before = if ssm.d_conv > 0 { before } else { 3 };
         let conv = (3 * before).saturating_mul(n_head * head_dim);
         return Ok((conv, (head_dim * head_dim).saturating_mul(n_head)));
@@ -466,7 +467,10 @@ fn state_widths(
 }
 
 fn indexer(keys: &Keys, n_ctx_train: u32, n_all: usize) -> Result<Option<Indexer>, ArchError> {
-    let Some(head_size) = keys.opt_dim("attention.indexer.key_length")? else {
+    let Some(head_size) = keys
+        .opt_dim("attention.indexer.key_length")?
+        .filter(|&n| n > 0)
+    else {
         return Ok(None);
     };
     let layers = match keys.get("attention.indexer.types") {

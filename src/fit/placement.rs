@@ -1,5 +1,5 @@
 use super::{Machine, Override, Params, Place, Refusal, SplitMode};
-use crate::arch::{Model, Role};
+use crate::arch::{Hparams, Model, Role, Tensor};
 
 /// Which device, or the host, each layer and tensor goes to (`llama_model_base::load_tensors`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,8 @@ impl Placement {
         let layers = layers(hp.n_layer_all, params, machine)?;
         let output = layers.last().copied().unwrap_or(Place::Host);
         let layer = |il: usize| layers.get(il).copied().unwrap_or(Place::Host);
-        let home = |t: &crate::arch::Tensor| match t.role {
+        let home = |t: &Tensor| match t.role {
+            Role::Layer(_) | Role::Output if !runs_on_device(hp, t) => Some(Place::Host),
             Role::Input => Some(Place::Host),
             Role::Layer(il) if il < hp.n_layer() || params.mtp => Some(layer(il)),
             Role::Layer(_) if hp.n_layer_nextn == 0 => Some(Place::Host),
@@ -77,6 +78,40 @@ impl Placement {
     /// Number of devices.
     pub fn n_devices(&self) -> usize {
         self.n_devices
+    }
+}
+
+/// Whether a device has the operation that reads a tensor; what it has not stays on the host (`weight_buft_supported`).
+fn runs_on_device(hp: &Hparams, t: &Tensor) -> bool {
+    let [width, rows, ..] = t.ne;
+    let ssm = hp.ssm;
+    let scans = matches!(
+        hp.arch(),
+        "mamba"
+            | "mamba2"
+            | "jamba"
+            | "falcon-h1"
+            | "plamo2"
+            | "granitehybrid"
+            | "nemotron_h"
+            | "nemotron_h_moe"
+    );
+    match t
+        .name
+        .rsplit_once("blk.")
+        .and_then(|(_, rest)| rest.split_once('.'))
+    {
+        // The decay of a state space model: the kernels have few sizes.
+        Some((_, "ssm_a")) if scans => {
+            let head = ssm.d_inner.checked_div(rows).unwrap_or(0);
+            if width == 1 {
+                matches!(ssm.d_state, 96 | 128 | 256) && head % 16 == 0
+            } else {
+                width == 16 && head == 1 && rows % 128 == 0 && ssm.n_group <= 1
+            }
+        }
+        Some((_, "ssm_conv1d.weight" | "shortconv.conv.weight")) => rows % 128 == 0,
+        _ => true,
     }
 }
 

@@ -53,19 +53,32 @@ impl Arena {
         offset
     }
 
-    /// Gives a range back: to a neighbour if there is one, else as a block of its own.
+    /// Gives a range back: to the first block that it adjoins, which may join its other neighbour; else as a block of its own.
+    /// Empty ranges (there are tensors without elements) become empty blocks that later ranges join, so the order of looking is
+    /// ggml's.
     fn release(&mut self, offset: u64, size: u64) {
-        let end = offset + self.pad(size);
-        let next = self.free.partition_point(|block| block.0 < offset);
-        let below = next
-            .checked_sub(1)
-            .filter(|i| self.free[*i].0 + self.free[*i].1 == offset);
-        let above = self.free.get(next).is_some_and(|block| block.0 == end);
-        match (below, above) {
-            (Some(i), true) => self.free[i].1 += end - offset + self.free.remove(next).1,
-            (Some(i), false) => self.free[i].1 += end - offset,
-            (None, true) => self.free[next] = (offset, self.free[next].1 + end - offset),
-            (None, false) => self.free.insert(next, (offset, end - offset)),
+        let (size, free) = (self.pad(size), &mut self.free);
+        let end = offset + size;
+        let adjoins = free
+            .iter()
+            .position(|block| block.0 + block.1 == offset || block.0 == end);
+        let Some(i) = adjoins else {
+            // Past an empty block the list need not be sorted.
+            let at = free
+                .iter()
+                .position(|block| block.0 >= offset)
+                .unwrap_or(free.len());
+            return free.insert(at, (offset, size));
+        };
+        let below = free[i].0 + free[i].1 == offset;
+        free[i] = (if below { free[i].0 } else { offset }, free[i].1 + size);
+        let first = if below { Some(i) } else { i.checked_sub(1) };
+        if let Some(first) = first
+            && let Some(second) = free.get(first + 1)
+            && free[first].0 + free[first].1 == second.0
+        {
+            free[first].1 += second.1;
+            free.remove(first + 1);
         }
     }
 }

@@ -30,7 +30,7 @@ pub fn offloads(t: &Tensor) -> bool {
     let batch = match t.op {
         Op::GetRows => 0,
         Op::MulMat => t.ne[1],
-        Op::MulMatId | Op::Rope => t.ne[2],
+        Op::MulMatId | Op::MulMatIdF32 | Op::Rope => t.ne[2],
         _ => t.rows(),
     };
     batch >= OFFLOAD_MIN_BATCH
@@ -94,6 +94,7 @@ pub fn supports(g: &Graph, id: Id) -> bool {
             let half = b.is_some_and(|b| b.ty == F16);
             is_dense(a) && b.is_none_or(is_dense) && (!half || a.ty == F16) && multiplies(a.ty)
         }
+        Op::MulMatIdF32 => false,
         Op::GetRows => picks_rows(a),
         Op::SetRows => {
             let index = b.is_some_and(|b| matches!(b.ty, I32 | I64));

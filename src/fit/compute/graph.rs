@@ -84,8 +84,11 @@ pub enum Op {
     Div,
     Dup,
     Fill,
-    FlashAttnExt { alibi: bool },
+    FlashAttnExt {
+        alibi: bool,
+    },
     GatedDeltaNet,
+    GatedLinearAttn,
     GetRows,
     Glu(Glu),
     GroupNorm,
@@ -95,6 +98,8 @@ pub enum Op {
     Mul,
     MulMat,
     MulMatId,
+    /// The same with the activations in single precision, which CUDA has not.
+    MulMatIdF32,
     Norm,
     Pad,
     Permute,

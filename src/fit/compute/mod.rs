@@ -12,6 +12,7 @@ mod hints;
 mod ops;
 pub mod sched;
 pub mod setting;
+mod state_ops;
 
 use build::Error;
 use graph::{Backend, Fused, Graph, Id};

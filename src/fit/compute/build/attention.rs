@@ -148,6 +148,16 @@ impl Build<'_> {
 
     /// The same without heads, for norms over whole rows; parts of one matrix are copied out of it.
     pub fn flat_qkv(&mut self, il: usize, x: Id) -> Result<Qkv, Error> {
+        let widths = [
+            self.hp.head_k(il) * self.hp.n_head(il),
+            self.hp.n_embd_k(il),
+            self.hp.n_embd_v(il),
+        ];
+        self.flat_parts(il, x, widths)
+    }
+
+    /// Queries, keys and values of the given widths.
+    pub fn flat_parts(&mut self, il: usize, x: Id, widths: [u64; 3]) -> Result<Qkv, Error> {
         if !self.has(il, "attn_qkv", "weight") {
             return Ok(Qkv {
                 q: self.linear(il, "attn_q", x)?,
@@ -155,12 +165,7 @@ impl Build<'_> {
                 v: self.linear(il, "attn_v", x)?,
             });
         }
-        let (n, heads) = (self.batch.tokens, self.hp.n_head(il));
-        let widths = [
-            self.hp.head_k(il) * heads,
-            self.hp.n_embd_k(il),
-            self.hp.n_embd_v(il),
-        ];
+        let n = self.batch.tokens;
         let qkv = self.fused_qkv(il, x)?;
         let (ty, row) = (self.g[qkv].ty, self.g[qkv].nb[1]);
         let mut offset = 0;
@@ -221,6 +226,22 @@ impl Build<'_> {
         qkv: Qkv,
         extras: Extras,
     ) -> Result<Id, Error> {
+        let x = self.attend(il, inputs, qkv, extras)?;
+        if self.has(il, "attn_output", "weight") {
+            self.linear(il, "attn_output", x)
+        } else {
+            Ok(x)
+        }
+    }
+
+    /// The same without the output matrix.
+    pub fn attend(
+        &mut self,
+        il: usize,
+        inputs: &AttentionInputs,
+        qkv: Qkv,
+        extras: Extras,
+    ) -> Result<Id, Error> {
         let windows = self.hp.is_swa(il);
         let inputs = match inputs.window {
             Some(window) if windows => window,
@@ -254,11 +275,7 @@ impl Build<'_> {
         if let Some(rotation) = inputs.v_rotation {
             x = self.rotate(x, rotation);
         }
-        if self.has(il, "attn_output", "weight") {
-            self.linear(il, "attn_output", x)
-        } else {
-            Ok(x)
-        }
+        Ok(x)
     }
 
     /// Multiplied by a Hadamard matrix in groups of its width (`llama_mul_mat_hadamard`).
@@ -308,7 +325,8 @@ impl Build<'_> {
         Ok(())
     }
 
-    fn store(&mut self, cache: Id, x: Id, rows: Id) {
+    /// Writes `x` to rows of a cache.
+    pub fn store(&mut self, cache: Id, x: Id, rows: Id) {
         let ([width, heads, n, _], row) = (self.g[x].ne, self.g[x].nb[2]);
         let x = self.g.view(x, &[width * heads, n], &[row], 0);
         let [width, cells, streams, _] = self.g[cache].ne;
@@ -329,7 +347,8 @@ impl Build<'_> {
         Ok(self.read(cache, width, heads))
     }
 
-    fn read(&mut self, cache: Id, width: u64, heads: u64) -> Id {
+    /// A cache by heads, `[width of a head, heads, cells, streams]`.
+    pub fn read(&mut self, cache: Id, width: u64, heads: u64) -> Id {
         let (ty, [row, cells, streams, _]) = (self.g[cache].ty, self.g[cache].ne);
         let nb = [width, row, row.saturating_mul(cells)].map(|n| row_size(ty, n));
         self.g.view(cache, &[width, heads, cells, streams], &nb, 0)

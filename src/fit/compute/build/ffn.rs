@@ -1,7 +1,7 @@
 //! Feed-forward networks: plain, gated, and mixtures of experts (`build_ffn`, `build_moe_ffn`).
 
 use super::{Build, Error};
-use crate::fit::compute::graph::{Glu, Id, Unary};
+use crate::fit::compute::graph::{Glu, Id, Op, Unary};
 
 /// The activation of a network (`llm_ffn_op_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +95,24 @@ pub struct Experts {
 }
 
 impl Build<'_> {
+    /// The usual mixture of experts: SwiGLU, and weights scaled as the header says.
+    pub fn swiglu_experts(&self, gating: Gating, normalize: bool) -> Experts {
+        let scale = self.hp.keys.float("expert_weights_scale").unwrap_or(0.0);
+        Experts {
+            activation: Activation::Silu,
+            gating,
+            normalize,
+            scale: scale != 0.0 && scale != 1.0,
+            weight_before: false,
+        }
+    }
+
+    /// The gating that the header names.
+    pub fn gating(&self, default: Gating) -> Result<Gating, Error> {
+        let raw = self.hp.keys.opt("expert_gating_func")?;
+        Ok(raw.and_then(Gating::from_raw).unwrap_or(default))
+    }
+
     /// Networks without gate, with a gate of their own, or with both halves in one matrix: as the tensors of the layer say.
     pub fn ffn(
         &mut self,
@@ -175,6 +193,10 @@ impl Build<'_> {
         }
         let hidden = self.expert_hidden(il, x, ids, experts.activation)?;
         let mut out = self.expert_linear(il, "ffn_down_exps", hidden, ids)?;
+        if self.hp.arch() == "mistral4" {
+            // Its activations exceed the range of half precision.
+            self.g[out].op = Op::MulMatIdF32;
+        }
         if !experts.weight_before {
             out = self.g.mul(out, weights);
         }

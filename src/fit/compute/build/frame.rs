@@ -114,6 +114,22 @@ impl Build<'_> {
         y
     }
 
+    /// A tensor of a layer whose name has no suffix.
+    pub fn bare(&mut self, il: usize, name: &str) -> Result<Id, Error> {
+        self.global(&format!("blk.{il}.{name}"))
+    }
+
+    /// A root mean square norm whose weight's name has no suffix.
+    pub fn bare_norm(&mut self, il: usize, name: &str, x: Id) -> Result<Id, Error> {
+        let weight = self.bare(il, name)?;
+        Ok(self.norm_with(x, Some(weight), None, Norm::Rms, Some(il)))
+    }
+
+    /// Whether a factor is in the header and not zero.
+    pub fn is_set(&self, key: &str) -> bool {
+        self.hp.keys.float(key).is_some_and(|x| x != 0.0)
+    }
+
     /// The matrix `name` of a layer with its scale and bias, if it has them, in the order of an attention.
     pub fn linear(&mut self, il: usize, name: &str, x: Id) -> Result<Id, Error> {
         let weight = self.weight(il, name, "weight")?;
@@ -125,6 +141,12 @@ impl Build<'_> {
             y = self.g.add(y, bias);
         }
         Ok(y)
+    }
+
+    /// `of` times the matrix `name` of a layer, whatever scale and bias it has.
+    pub fn product(&mut self, il: usize, name: &str, of: Id) -> Result<Id, Error> {
+        let matrix = self.weight(il, name, "weight")?;
+        Ok(self.g.mul_mat(matrix, of))
     }
 
     /// The rows of `x` that are output.
@@ -148,6 +170,36 @@ impl Build<'_> {
         let scaled = self.g.scale(x);
         let squashed = self.g.unary(Unary::Tanh, scaled);
         self.g.scale(squashed)
+    }
+
+    /// The norm before the output, and logits: the end of most graphs.
+    pub fn normed_logits(&mut self, x: Id, kind: Norm) -> Result<(), Error> {
+        let x = self.output_norm(x, kind);
+        let logits = self.logits(x)?;
+        self.finish(logits);
+        Ok(())
+    }
+
+    /// The same where a draft model may read the normed hidden states of all tokens: rows are picked behind the norm.
+    pub fn hidden_and_logits(&mut self, x: Id, rows: Id) -> Result<(), Error> {
+        let x = self.output_norm(x, Norm::Rms);
+        self.g[x].output = true;
+        let x = self.pick(x, rows);
+        self.classified(x);
+        let logits = self.logits(x)?;
+        self.finish(logits);
+        Ok(())
+    }
+
+    /// The projection of the output embeddings, if the model has one.
+    fn classified(&mut self, x: Id) {
+        if let Some(matrix) = self.find_global("cls.output.weight") {
+            let mut y = self.g.mul_mat(matrix, x);
+            if let Some(bias) = self.find_global("cls.output.bias") {
+                y = self.g.add(y, bias);
+            }
+            self.finish(y);
+        }
     }
 
     /// The end of a graph.

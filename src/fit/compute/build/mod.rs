@@ -4,9 +4,17 @@
 //! memory. What differs only by which tensors or keys a model has is decided by those, not by the name of the architecture.
 
 mod attention;
+mod delta_net;
 mod dense;
 mod ffn;
 mod frame;
+mod hybrid;
+mod kimi;
+mod latent;
+mod mamba;
+mod rwkv;
+mod sparse;
+mod state;
 
 pub use attention::{AttentionInputs, CacheInputs, Extras, Qkv};
 pub use ffn::{Activation, Experts, FFN, Gating, SHARED_EXPERT};
@@ -50,6 +58,20 @@ pub fn graph(setting: Setting<'_>, batch: Batch, flash_attention: bool) -> Resul
     let mut b = Build::new(setting, batch, flash_attention);
     match b.hp.arch() {
         arch if dense::knows(arch) => dense::build(&mut b)?,
+        "deepseek2" | "deepseek32" | "glm-dsa" | "mistral4" => latent::deepseek(&mut b)?,
+        "minicpm3" => latent::minicpm3(&mut b)?,
+        "kimi-linear" => kimi::kimi_linear(&mut b)?,
+        "mamba" | "mamba2" => mamba::mamba(&mut b)?,
+        "jamba" => hybrid::jamba(&mut b)?,
+        "falcon-h1" => hybrid::falcon_h1(&mut b)?,
+        "nemotron_h" | "nemotron_h_moe" => hybrid::nemotron_h(&mut b)?,
+        "granitehybrid" => hybrid::granite(&mut b)?,
+        "lfm2" | "lfm2moe" => hybrid::lfm2(&mut b)?,
+        "plamo2" => hybrid::plamo2(&mut b)?,
+        "qwen3next" => delta_net::qwen3_next(&mut b)?,
+        "qwen35" | "qwen35moe" => delta_net::qwen3_5(&mut b)?,
+        "rwkv6" | "rwkv7" => rwkv::rwkv(&mut b)?,
+        "rwkv6qwen2" | "arwkv7" => rwkv::converted(&mut b)?,
         arch => return Err(Error::Unknown(arch.to_owned())),
     }
     if b.g.bytes() > MAX_BYTES {
