@@ -253,6 +253,12 @@ impl Graph {
         self.node(Op::SumRows, ty, &[1, n1, n2, n3], &[a])
     }
 
+    /// Mean of each row.
+    pub fn mean(&mut self, a: Id) -> Id {
+        let [_, n1, n2, n3] = self[a].ne;
+        self.node(Op::Mean, F32, &[1, n1, n2, n3], &[a])
+    }
+
     /// The order of the elements of each row.
     pub fn argsort(&mut self, a: Id) -> Id {
         let ne = self[a].ne;

@@ -1,7 +1,7 @@
 //! Self attention: queries, keys and values, the cache, and the product (`build_qkv`, `build_attn`, `build_attn_mha`).
 
 use super::{Build, Error};
-use crate::arch::Hparams;
+use crate::arch::{Hparams, MemoryKind};
 use crate::fit::compute::graph::{F16, F32, Fused, I64, Id, is_quantized, row_size};
 
 /// The inputs of attention on one kind of cache: where new rows go, who sees whom, and the rotations of quantized caches.
@@ -26,6 +26,30 @@ pub struct AttentionInputs {
     pub full: CacheInputs,
     /// Layers with a window, if the model has any.
     pub window: Option<CacheInputs>,
+}
+
+impl AttentionInputs {
+    /// The inputs of a layer.
+    fn of(&self, hp: &Hparams, il: usize) -> CacheInputs {
+        match self.window {
+            Some(window) if hp.is_swa(il) => window,
+            _ => self.full,
+        }
+    }
+}
+
+/// What self attention goes over.
+#[derive(Debug, Clone, Copy)]
+pub enum SelfInputs {
+    /// All that is in the caches.
+    Caches(AttentionInputs),
+    /// The batch only: masks for layers without and with a window.
+    Batch {
+        /// Layers that see everything.
+        full: Id,
+        /// Layers with a window.
+        window: Id,
+    },
 }
 
 /// Queries, keys and values of a layer, `[width of a head, heads, tokens]`.
@@ -82,6 +106,27 @@ impl Build<'_> {
             k_rotation,
             v_rotation,
         }
+    }
+
+    /// The inputs of self attention, with caches if the model has them.
+    pub fn self_inputs(&mut self) -> SelfInputs {
+        match self.hp.memory {
+            MemoryKind::None => self.batch_inputs(),
+            _ => SelfInputs::Caches(self.attention_inputs()),
+        }
+    }
+
+    /// The inputs of self attention within the batch (`build_attn_inp_no_cache`).
+    pub fn batch_inputs(&mut self) -> SelfInputs {
+        let keys = self.batch.tokens;
+        let (full, window) = (self.mask_over(keys), self.mask_over(keys));
+        SelfInputs::Batch { full, window }
+    }
+
+    /// A mask over `keys` positions that are in no cache.
+    pub fn mask_over(&mut self, keys: u64) -> Id {
+        let ty = if self.flash_attention { F16 } else { F32 };
+        self.g.input(ty, &[keys, self.batch.tokens])
     }
 
     /// The mask of attention over `cells` cells of each stream (`build_attn_inp_kq_mask`).
@@ -234,7 +279,7 @@ impl Build<'_> {
         }
     }
 
-    /// The same without the output matrix.
+    /// Attention of a layer over its cache, before any output matrix.
     pub fn attend(
         &mut self,
         il: usize,
@@ -242,11 +287,7 @@ impl Build<'_> {
         qkv: Qkv,
         extras: Extras,
     ) -> Result<Id, Error> {
-        let windows = self.hp.is_swa(il);
-        let inputs = match inputs.window {
-            Some(window) if windows => window,
-            _ => inputs.full,
-        };
+        let inputs = inputs.of(self.hp, il);
         let Qkv {
             mut q,
             mut k,
@@ -270,12 +311,63 @@ impl Build<'_> {
         }
         self.store_keys(il, k, inputs.k_rows)?;
         self.store_values(il, v, inputs.v_rows)?;
-        let [k, v] = self.read_keys_and_values(il)?;
-        let mut x = self.multi_head(il, [q, k, v], inputs.mask, extras);
-        if let Some(rotation) = inputs.v_rotation {
-            x = self.rotate(x, rotation);
+        self.attend_to_cache(il, inputs, q, extras)
+    }
+
+    /// Attention of a layer that has queries only and reads the cache of another one.
+    pub fn attend_shared(
+        &mut self,
+        il: usize,
+        inputs: &AttentionInputs,
+        mut q: Id,
+    ) -> Result<Id, Error> {
+        let inputs = inputs.of(self.hp, il);
+        if let Some(rotation) = inputs.k_rotation {
+            q = self.rotate(q, rotation);
         }
-        Ok(x)
+        self.g.expand(q);
+        self.attend_to_cache(il, inputs, q, Extras::default())
+    }
+
+    fn attend_to_cache(
+        &mut self,
+        il: usize,
+        inputs: CacheInputs,
+        q: Id,
+        extras: Extras,
+    ) -> Result<Id, Error> {
+        let [k, v] = self.read_keys_and_values(il)?;
+        let x = self.multi_head(il, [q, k, v], inputs.mask, extras);
+        Ok(match inputs.v_rotation {
+            Some(rotation) => self.rotate(x, rotation),
+            None => x,
+        })
+    }
+
+    /// Attention to keys and values that are in no cache (`build_attn` without cache, and across).
+    pub fn attend_in_batch(&mut self, il: usize, mask: Id, qkv: Qkv, extras: Extras) -> Id {
+        let Qkv { q, k, v } = qkv;
+        for id in [q, k, v] {
+            self.g.expand(id);
+        }
+        self.multi_head(il, [q, k, v], mask, extras)
+    }
+
+    /// Self attention of a layer, before any output matrix.
+    pub fn self_attend(
+        &mut self,
+        il: usize,
+        inputs: &SelfInputs,
+        qkv: Qkv,
+        extras: Extras,
+    ) -> Result<Id, Error> {
+        match inputs {
+            SelfInputs::Caches(caches) => self.attend(il, caches, qkv, extras),
+            SelfInputs::Batch { full, window } => {
+                let mask = if self.hp.is_swa(il) { *window } else { *full };
+                Ok(self.attend_in_batch(il, mask, qkv, extras))
+            }
+        }
     }
 
     /// Multiplied by a Hadamard matrix in groups of its width (`llama_mul_mat_hadamard`).

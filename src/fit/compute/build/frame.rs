@@ -80,6 +80,13 @@ impl Build<'_> {
         self.norm_with(x, weight, bias, kind, Some(il))
     }
 
+    /// The norm of embeddings, if the model has one.
+    pub fn embedding_norm(&mut self, x: Id, kind: Norm) -> Id {
+        let weight = self.find_global("token_embd_norm.weight");
+        let bias = self.find_global("token_embd_norm.bias");
+        self.norm_with(x, weight, bias, kind, Some(0))
+    }
+
     /// The norm before the output.
     pub fn output_norm(&mut self, x: Id, kind: Norm) -> Id {
         let weight = self.find_global("output_norm.weight");

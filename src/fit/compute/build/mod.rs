@@ -6,17 +6,22 @@
 mod attention;
 mod delta_net;
 mod dense;
+mod encoder;
 mod ffn;
 mod frame;
+mod gemma3n;
+mod gemma4;
 mod hybrid;
 mod kimi;
 mod latent;
 mod mamba;
+mod parallel;
 mod rwkv;
 mod sparse;
 mod state;
+mod t5;
 
-pub use attention::{AttentionInputs, CacheInputs, Extras, Qkv};
+pub use attention::{AttentionInputs, CacheInputs, Extras, Qkv, SelfInputs};
 pub use ffn::{Activation, Experts, FFN, Gating, SHARED_EXPERT};
 pub use frame::Norm;
 
@@ -72,6 +77,15 @@ pub fn graph(setting: Setting<'_>, batch: Batch, flash_attention: bool) -> Resul
         "qwen35" | "qwen35moe" => delta_net::qwen3_5(&mut b)?,
         "rwkv6" | "rwkv7" => rwkv::rwkv(&mut b)?,
         "rwkv6qwen2" | "arwkv7" => rwkv::converted(&mut b)?,
+        "bert" | "jina-bert-v2" | "jina-bert-v3" | "nomic-bert" | "nomic-bert-moe" => {
+            encoder::bert(&mut b)?
+        }
+        "eurobert" | "gemma-embedding" | "modern-bert" | "neo-bert" => encoder::pre_norm(&mut b)?,
+        "gemma3n" => gemma3n::build(&mut b)?,
+        "gemma4" => gemma4::build(&mut b)?,
+        "t5" => t5::decoder(&mut b)?,
+        "t5encoder" => t5::encoder(&mut b)?,
+        _ if parallel::knows(b.hp) => parallel::build(&mut b)?,
         arch => return Err(Error::Unknown(arch.to_owned())),
     }
     if b.g.bytes() > MAX_BYTES {
@@ -101,6 +115,8 @@ pub struct Build<'a> {
     factors: Vec<(usize, Backend, Id)>,
     /// Keys and values of each layer's cache.
     cached: Vec<[Option<Id>; 2]>,
+    /// What names of layers begin with.
+    pub blocks: &'static str,
     name: String,
 }
 
@@ -117,6 +133,7 @@ impl<'a> Build<'a> {
             tied_output: None,
             factors: Vec::new(),
             cached: vec![[None; 2]; hp.n_layer_all],
+            blocks: "blk",
             name: String::new(),
         }
     }
@@ -125,7 +142,7 @@ impl<'a> Build<'a> {
         use std::fmt::Write as _;
         self.name.clear();
         // Writing to a string cannot fail.
-        let _ = write!(self.name, "blk.{il}.{name}.{kind}");
+        let _ = write!(self.name, "{}.{il}.{name}.{kind}", self.blocks);
         self.setting.model.find(&self.name)
     }
 
@@ -167,7 +184,7 @@ impl<'a> Build<'a> {
     /// The tensor `blk.{il}.{name}.{kind}`.
     pub fn weight(&mut self, il: usize, name: &str, kind: &str) -> Result<Id, Error> {
         let found = self.find(il, name, kind);
-        found.ok_or_else(|| Error::MissingTensor(format!("blk.{il}.{name}.{kind}")))
+        found.ok_or_else(|| Error::MissingTensor(self.name.clone()))
     }
 
     /// A tensor by its full name, if the model has it.
