@@ -13,6 +13,7 @@ pub mod fit;
 pub mod gguf;
 pub mod gpu;
 pub mod layout;
+pub mod library;
 pub mod model;
 pub mod mount;
 pub mod source;

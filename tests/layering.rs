@@ -15,6 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("arch", &["gguf"]),
     ("fit", &["arch", "gguf", "units"]),
     ("model", &["gguf", "source", "units"]),
+    ("library", &["model"]),
     ("views", &["layout", "model", "source"]),
     ("export", &["layout", "source"]),
     ("vfs", &["layout", "source"]),
@@ -22,7 +23,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "export", "gguf", "gpu", "layout", "model", "mount", "source", "units", "vfs", "views",
+            "export", "gguf", "gpu", "layout", "library", "model", "mount", "source", "units",
+            "vfs", "views",
         ],
     ),
 ];

@@ -6,6 +6,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::gpu;
 use crate::layout::SplitOptions;
+use crate::library::Layout;
 use crate::mount::CacheMode;
 use crate::units::{parse_file_size, parse_size};
 use crate::views::Kind;
@@ -15,6 +16,7 @@ Examples:
   ggufuse mount model-00001-of-00004.gguf /mnt/model        /mnt/model/model.gguf, one merged file
   ggufuse mount model.gguf /mnt/model --split-max-size 2G   /mnt/model/model-00001-of-0000N.gguf …
   ggufuse mount model.gguf /mnt/model --max-file-size fat32 every shard fits FAT32, header included
+  ggufuse mount ~/models /mnt/models                        every model below it, each in a directory of its own
   ggufuse plan model.gguf --split-max-size 2G               the shards, without touching anything
   ggufuse unmount /mnt/model
 
@@ -36,7 +38,7 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
-    /// Mount a model; returns once the mount answers
+    /// Mount a model, or a library of models; returns once the mount answers
     Mount(Mount),
     /// Unmount
     #[command(visible_alias = "umount")]
@@ -146,13 +148,16 @@ pub(super) enum Verb {
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct Mount {
-    /// A GGUF file, a member of a shard set, or a directory with one model
+    /// A GGUF file, a member of a shard set, a raw piece of a file, a directory with one model, or one with many
     pub source: PathBuf,
     /// An empty directory
     pub mountpoint: PathBuf,
     /// What to show: of a single file its shards, of a set the merged file, unless told otherwise
     #[arg(long, value_enum, default_value_t)]
     pub view: ViewArg,
+    /// Shows all models below SOURCE, a directory of this layout [default: told by its structure]
+    #[arg(long, value_enum)]
+    pub layout: Option<LayoutArg>,
     /// Headers of a merged view: as `llama-gguf-split --merge` writes them, or clean of split.* keys
     #[arg(long, value_enum, default_value_t)]
     pub headers: HeadersArg,
@@ -182,6 +187,35 @@ pub(super) struct Mount {
     /// Answer Prometheus at http://ADDR/metrics: a port of this machine, or ADDRESS:PORT
     #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
     pub metrics: Option<SocketAddr>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(super) enum LayoutArg {
+    /// Each directory's own
+    Auto,
+    /// Folders of GGUF files
+    Plain,
+    /// Hugging Face's cache
+    HuggingFace,
+    /// llama.cpp's cache
+    LlamaCpp,
+    /// LM Studio's folders
+    LmStudio,
+    /// Ollama's store
+    Ollama,
+}
+
+impl From<LayoutArg> for Layout {
+    fn from(arg: LayoutArg) -> Layout {
+        match arg {
+            LayoutArg::Auto => Layout::Auto,
+            LayoutArg::Plain => Layout::Plain,
+            LayoutArg::HuggingFace => Layout::HuggingFace,
+            LayoutArg::LlamaCpp => Layout::LlamaCpp,
+            LayoutArg::LmStudio => Layout::LmStudio,
+            LayoutArg::Ollama => Layout::Ollama,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]

@@ -6,6 +6,7 @@ mod check;
 mod exit;
 mod gpus;
 mod inspect;
+mod library;
 mod log_limit;
 mod logging;
 mod merge;

@@ -3,19 +3,22 @@ use std::io::IsTerminal;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
-use super::args::{HeadersArg, Mount};
+use super::args::{HeadersArg, LayoutArg, Mount};
 use super::exit::CliError;
+use super::library::Shelves;
 use super::logging::{self, Logging};
 use super::metrics::Metrics;
 use super::resolve;
 use super::shown::{OneModel, Shown};
 use super::{background, options, overlay, service};
 use crate::layout::SplitOptions;
+use crate::library::{Layout, Library, Scan, Watch};
 use crate::model;
 use crate::mount::{End, MountOptions, PointError, check, clear_stale, holds, serve};
 use crate::source::limit_open_files;
-use crate::vfs::Fs;
+use crate::vfs::{Fs, Ownership};
 use crate::views::ViewOptions;
 
 /// Requests served at a time.
@@ -66,30 +69,29 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         changes: overlay::read(&args.overrides)?,
     };
     use_all_descriptors();
-    let view = shown.load(&source)?;
-    if let Some(inside) = view.sources.iter().find(|s| holds(&point, s.path())) {
-        let (point, inside) = (point.display(), inside.path().display());
-        return Err(CliError::Mount(format!(
-            "{point}: the source {inside} lies inside; it could not be reached"
-        )));
-    }
+    let Served {
+        fs,
+        status,
+        shelves,
+    } = match library(&source, args.layout, &point)? {
+        Some((watch, scan)) => many(watch, scan, shown, flags.ownership),
+        None => one(&source, &point, shown, flags.ownership)?,
+    };
     let status = format!(
-        "{}: serving {} file(s) ({}) on {}",
+        "{}: serving {status} on {}",
         source.display(),
-        view.files.len(),
-        view.kind,
         point.display()
     );
     log::info!("{status}");
-    let plan = OneModel {
-        source: source.clone(),
-        shown,
-    };
-    let fs = Fs::model(Arc::new(plan), view, flags.ownership)
-        .map_err(|e| CliError::Failed(e.to_string()))?;
-    let fs = Arc::new(fs);
     if let Some(metrics) = metrics {
         metrics.serve(Arc::clone(&fs))?;
+    }
+    if let Some(shelves) = shelves {
+        let fs = Arc::clone(&fs);
+        thread::Builder::new()
+            .name("library".to_owned())
+            .spawn(move || shelves.follow(&fs))
+            .map_err(|e| CliError::Failed(format!("cannot watch the library: {e}")))?;
     }
     let mount_options = MountOptions {
         fsname: flags
@@ -125,6 +127,84 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         Err(error) => return Err(CliError::Mount(explain(&point, &error))),
     }
     Ok(())
+}
+
+/// The file system of a mount.
+struct Served {
+    fs: Arc<Fs>,
+    /// What is in it, for people.
+    status: String,
+    /// What it follows, where it is a library.
+    shelves: Option<Shelves>,
+}
+
+/// The library that `source` is: a directory, unless it is that of one model and nobody says otherwise.
+fn library(
+    source: &Path,
+    layout: Option<LayoutArg>,
+    point: &Path,
+) -> Result<Option<(Watch, Scan)>, CliError> {
+    if !source.is_dir() {
+        return match layout {
+            Some(_) => Err(CliError::Usage(format!(
+                "--layout: {} is not a directory",
+                source.display()
+            ))),
+            None => Ok(None),
+        };
+    }
+    let root = source
+        .canonicalize()
+        .map_err(|e| CliError::Failed(format!("{}: {e}", source.display())))?;
+    let mut watch = Watch::new(Library {
+        root,
+        layout: layout.map_or(Layout::Auto, Layout::from),
+        without: Some(point.to_owned()),
+    });
+    let scan = watch.scan();
+    let one_model = match scan.items.as_slice() {
+        [] => true,
+        [item] => item.folder.is_empty() && !scan.structured,
+        _ => false,
+    };
+    Ok((layout.is_some() || !one_model).then_some((watch, scan)))
+}
+
+fn many(watch: Watch, scan: Scan, shown: Shown, ownership: Ownership) -> Served {
+    let status = format!("{} model(s) (library)", scan.items.len());
+    let mut shelves = Shelves::new(watch, shown);
+    let fs = Fs::library(shelves.folder(scan), ownership);
+    Served {
+        fs: Arc::new(fs),
+        status,
+        shelves: Some(shelves),
+    }
+}
+
+fn one(
+    source: &Path,
+    point: &Path,
+    shown: Shown,
+    ownership: Ownership,
+) -> Result<Served, CliError> {
+    let view = shown.load(source)?;
+    if let Some(inside) = view.sources.iter().find(|s| holds(point, s.path())) {
+        let (point, inside) = (point.display(), inside.path().display());
+        return Err(CliError::Mount(format!(
+            "{point}: the source {inside} lies inside; it could not be reached"
+        )));
+    }
+    let status = format!("{} file(s) ({})", view.files.len(), view.kind);
+    let plan = OneModel {
+        source: source.to_owned(),
+        shown,
+    };
+    let fs = Fs::model(Arc::new(plan), view, ownership);
+    Ok(Served {
+        fs: Arc::new(fs.map_err(|e| CliError::Failed(e.to_string()))?),
+        status,
+        shelves: None,
+    })
 }
 
 /// The mount point, checked. A mount of ours whose process is gone, which serves nobody, is taken off first.
@@ -168,9 +248,30 @@ fn not_a_source(log: &Path, source: &Path) -> Result<(), CliError> {
             .ok()
             .map(|meta| (meta.dev(), meta.ino()))
     };
-    let found = model::find(source).ok();
-    let mut files = found.iter().flat_map(|found| found.paths());
-    if id(log).is_some_and(|log| files.any(|file| id(file) == Some(log))) {
+    let Some(log_id) = id(log) else {
+        return Ok(());
+    };
+    let mut files: Vec<PathBuf> = match model::find(source) {
+        Ok(found) => found.paths().map(Path::to_owned).collect(),
+        Err(_) => Vec::new(),
+    };
+    if let Ok(root) = source
+        .canonicalize()
+        .and_then(|root| root.read_dir().map(|_| root))
+    {
+        let library = Library {
+            root,
+            layout: Layout::Auto,
+            without: None,
+        };
+        let items = library.scan(&mut |_| {}).items;
+        files.extend(
+            items
+                .iter()
+                .flat_map(|item| item.paths().map(Path::to_owned)),
+        );
+    }
+    if files.iter().any(|file| id(file) == Some(log_id)) {
         return Err(CliError::Usage(format!(
             "--log-file {}: that is the model itself",
             log.display()

@@ -1,6 +1,6 @@
 //! `-o` options, as mount(8) passes them: a comma-separated list, `\,` for a comma in a value.
 
-use super::args::{CacheArg, HeadersArg, LogFormat, Mount, ViewArg, parse_listen};
+use super::args::{CacheArg, HeadersArg, LayoutArg, LogFormat, Mount, ViewArg, parse_listen};
 use super::exit::CliError;
 use crate::units::{parse_file_size, parse_size};
 use crate::vfs::Ownership;
@@ -82,6 +82,9 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
             "fsname" => flags.fsname = Some(need()?.to_owned()),
             "view" => mount.view = ViewArg::from_str(need()?, false).map_err(bad)?,
             "headers" => mount.headers = HeadersArg::from_str(need()?, false).map_err(bad)?,
+            "layout" => {
+                mount.layout = Some(LayoutArg::from_str(need()?, false).map_err(bad)?);
+            }
             "cache" => mount.cache = CacheArg::from_str(need()?, false).map_err(bad)?,
             "split-max-size" => {
                 mount.split.split_max_size = Some(parse_size(need()?).map_err(bad)?)

@@ -1,12 +1,13 @@
 //! What a mount shows of a model: it is loaded, changed as the options say, laid out, and given to `vfs`.
 
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::exit::CliError;
 use super::overlay;
-use crate::layout::{Built, Overlay, Piece};
-use crate::model;
+use crate::layout::{Built, LayoutError, Overlay, Piece, VirtualFile};
+use crate::model::{self, Model, ModelError, Projector};
 use crate::source::{Source, SourceError};
 use crate::vfs::{FileContent, Plan, VfsError, View, ViewFile};
 use crate::views::{self, ViewOptions};
@@ -20,25 +21,60 @@ pub(super) struct Shown {
 
 impl Shown {
     pub(super) fn load(&self, source: &Path) -> Result<View, CliError> {
-        let mut model = model::load(source)?;
+        self.view(model::load(source)?)
+    }
+
+    /// The files of a model's directory: its view, and its projectors as they are.
+    pub(super) fn view(&self, mut model: Model) -> Result<View, CliError> {
         overlay::apply(&self.changes, &mut model)?;
         let laid_out = views::build(&model, &self.options)?;
-        let files = laid_out
-            .files
-            .into_iter()
+        let files = laid_out.files.into_iter();
+        let mut files: Vec<ViewFile> = files
             .map(|(name, built)| ViewFile {
                 name,
                 sources_text: paths(&built, &model.sources),
                 content: FileContent::Fixed(built.file),
             })
             .collect();
+        let mut sources = model.sources;
+        let mut problems = Vec::new();
+        for Projector { name, file } in model.projectors {
+            match file {
+                Ok((source, _)) => {
+                    files.push(as_it_is(name, sources.len(), &source)?);
+                    sources.push(source);
+                }
+                Err(problem) => problems.push(problem),
+            }
+        }
+        if !problems.is_empty() {
+            files.push(error_file(&ModelError::Invalid { problems }));
+        }
         Ok(View {
             files,
-            sources: model.sources,
+            sources,
             kind: laid_out.kind,
             provisional: false,
         })
     }
+}
+
+/// A source as a file of the view.
+fn as_it_is(name: OsString, index: usize, source: &Source) -> Result<ViewFile, LayoutError> {
+    let mut content = VirtualFile::default();
+    content
+        .push_source(index, 0, source.len())
+        .ok_or(LayoutError::Overflow)?;
+    Ok(ViewFile {
+        name,
+        content: FileContent::Fixed(content),
+        sources_text: source.path().as_os_str().as_bytes().to_vec(),
+    })
+}
+
+/// The file that says what cannot be shown and why.
+pub(super) fn error_file(error: &impl std::error::Error) -> ViewFile {
+    ViewFile::text("ERROR.txt", format!("{error}\n"))
 }
 
 /// The paths of the sources that a file is made of, one a line.

@@ -1,10 +1,11 @@
 //! From names to the files of models. Names come from directory entries, bytes from what they link to.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::ModelError;
+use super::companions::{is_projector, owners};
 use super::naming::{ShardName, stem};
 use super::pieces::{PieceName, Series};
 
@@ -17,12 +18,42 @@ pub struct Found {
     pub files: Vec<Vec<PathBuf>>,
     /// Whether their names are those of a shard set.
     pub is_set: bool,
+    /// Its projectors: the name to show each by, and its path.
+    pub projectors: Vec<(OsString, PathBuf)>,
+}
+
+/// Where files lie, and what their names there begin with that is not part of what they are called.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The directory.
+    pub dir: &'a Path,
+    /// The beginning of the names.
+    pub prefix: &'a OsStr,
+}
+
+impl Place<'_> {
+    /// Files whose names are what they are called.
+    pub fn of(dir: &Path) -> Place<'_> {
+        Place {
+            dir,
+            prefix: OsStr::new(""),
+        }
+    }
+
+    fn path(&self, name: &OsStr) -> PathBuf {
+        let mut full = self.prefix.to_owned();
+        full.push(name);
+        self.dir.join(full)
+    }
 }
 
 impl Found {
-    /// The paths of all pieces of all files.
+    /// The paths of all pieces of all files, and of the projectors.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.files.iter().flatten().map(PathBuf::as_path)
+        let projectors = self.projectors.iter().map(|(_, path)| path);
+        (self.files.iter().flatten())
+            .chain(projectors)
+            .map(PathBuf::as_path)
     }
 }
 
@@ -39,7 +70,7 @@ pub fn find(source: &Path) -> Result<Found, ModelError> {
     if !std::fs::metadata(source).map_err(io)?.is_dir() {
         return Ok(of_file(source));
     }
-    let mut models = models_in(source, files_in(source).map_err(io)?);
+    let mut models = models_in(&Place::of(source), files_in(source).map_err(io)?);
     match (models.pop(), models.len()) {
         (Some(model), 0) => Ok(model),
         (None, _) => Err(ModelError::NoModel {
@@ -81,6 +112,7 @@ fn of_file(path: &Path) -> Found {
         stem: stem(&name),
         files: vec![vec![path.to_owned()]],
         is_set: false,
+        projectors: Vec::new(),
     };
     if PieceName::parse(&name).is_none() && ShardName::parse(&name).is_none() {
         return single();
@@ -96,7 +128,8 @@ fn of_file(path: &Path) -> Found {
     if !names.contains(&name) {
         names.push(name.clone());
     }
-    models_in(dir, names)
+    let names = names.into_iter().filter(|name| !is_projector(name));
+    models_in(&Place::of(dir), names)
         .into_iter()
         .find(|model| model.paths().any(|member| member == path))
         .unwrap_or_else(single)
@@ -108,18 +141,40 @@ const MAX_SHARDS: u32 = 65_535;
 /// A file, whole or in pieces.
 struct Logical {
     name: OsString,
+    /// Not in pieces.
+    whole: bool,
     pieces: Vec<PathBuf>,
 }
 
-impl Logical {
-    fn is_whole(&self) -> bool {
-        let path = self.pieces.first().and_then(|path| path.file_name());
-        path == Some(&self.name)
+/// The models whose files are called so in a place, by name, each with its projectors; a projector of none is a model
+/// of its own. Names of other files are passed over.
+pub fn models_in(place: &Place<'_>, names: impl IntoIterator<Item = OsString>) -> Vec<Found> {
+    let (projectors, names) = names
+        .into_iter()
+        .partition::<Vec<_>, _>(|name| is_projector(name));
+    let mut models = group(place, names);
+    let stems: Vec<OsString> = models.iter().map(|model| model.stem.clone()).collect();
+    let mut alone = Vec::new();
+    for name in projectors {
+        let owners = owners(&name, &stems);
+        for &owner in &owners {
+            if let Some(model) = models.get_mut(owner) {
+                let path = place.path(&name);
+                model.projectors.push((name.clone(), path));
+            }
+        }
+        if owners.is_empty() {
+            alone.push(name);
+        }
     }
+    for model in &mut models {
+        model.projectors.sort();
+    }
+    models.extend(group(place, alone));
+    models
 }
 
-/// The models whose files have these names in `dir`, by name. Names of other files are passed over.
-pub fn models_in(dir: &Path, names: impl IntoIterator<Item = OsString>) -> Vec<Found> {
+fn group(place: &Place<'_>, names: Vec<OsString>) -> Vec<Found> {
     let (mut whole, mut series) = (Vec::new(), BTreeMap::<Series, Vec<_>>::new());
     for name in names {
         match PieceName::parse(&name) {
@@ -128,13 +183,16 @@ pub fn models_in(dir: &Path, names: impl IntoIterator<Item = OsString>) -> Vec<F
                 .or_default()
                 .push((piece, name)),
             None if stem(&name) != name => whole.push(Logical {
-                pieces: vec![dir.join(&name)],
+                pieces: vec![place.path(&name)],
+                whole: true,
                 name,
             }),
             None => {}
         }
     }
-    let joined = series.into_values().filter_map(|pieces| join(dir, pieces));
+    let joined = series
+        .into_values()
+        .filter_map(|pieces| join(place, pieces));
     whole.extend(joined);
     // The whole name of member 1 stands for a set, so that two sets of one prefix stay apart. A file in pieces has its
     // first piece's name beside it, so that it stays apart from a whole file of its name.
@@ -143,7 +201,7 @@ pub fn models_in(dir: &Path, names: impl IntoIterator<Item = OsString>) -> Vec<F
         let shard = ShardName::parse(&file.name).filter(|shard| shard.count <= MAX_SHARDS);
         let key = match &shard {
             Some(shard) => (shard.sibling(1), None),
-            None if file.is_whole() => (file.name.clone(), None),
+            None if file.whole => (file.name.clone(), None),
             None => (file.name.clone(), file.pieces.first().cloned()),
         };
         let (_, files) = models
@@ -153,13 +211,13 @@ pub fn models_in(dir: &Path, names: impl IntoIterator<Item = OsString>) -> Vec<F
     }
     models
         .into_values()
-        .filter_map(|(shard, files)| model(dir, shard, files))
+        .filter_map(|(shard, files)| model(place, shard, files))
         .collect()
 }
 
 /// A file from its pieces. Those between the first and the last, or up to the number that the names tell, belong to
 /// it even where they are missing. `None` where the names were no pieces' after all.
-fn join(dir: &Path, mut pieces: Vec<(PieceName, OsString)>) -> Option<Logical> {
+fn join(place: &Place<'_>, mut pieces: Vec<(PieceName, OsString)>) -> Option<Logical> {
     pieces.sort_by_key(|(piece, _)| piece.no);
     let any = pieces.first()?.0.clone();
     let by_no: BTreeMap<u32, &OsString> = pieces
@@ -183,28 +241,30 @@ fn join(dir: &Path, mut pieces: Vec<(PieceName, OsString)>) -> Option<Logical> {
         None => highest,
     };
     let path = |no| match by_no.get(&no) {
-        Some(&name) => dir.join(name),
-        None => dir.join(any.sibling(no)),
+        Some(&name) => place.path(name),
+        None => place.path(&any.sibling(no)),
     };
     Some(Logical {
         name: any.whole.clone(),
+        whole: false,
         pieces: (first..=last).map(path).collect(),
     })
 }
 
 /// A model from its files, by shard number. A member that is there whole and in pieces is taken whole.
-fn model(dir: &Path, shard: Option<ShardName>, files: Vec<(u32, Logical)>) -> Option<Found> {
+fn model(place: &Place<'_>, shard: Option<ShardName>, files: Vec<(u32, Logical)>) -> Option<Found> {
     let Some(shard) = shard else {
         let (_, file) = files.into_iter().next()?;
         return Some(Found {
             stem: stem(&file.name),
             files: vec![file.pieces],
             is_set: false,
+            projectors: Vec::new(),
         });
     };
     let mut by_no = BTreeMap::<u32, Vec<PathBuf>>::new();
     for (no, file) in files {
-        let better = file.is_whole();
+        let better = file.whole;
         match by_no.get_mut(&no) {
             Some(known) if better => *known = file.pieces,
             Some(_) => {}
@@ -213,11 +273,12 @@ fn model(dir: &Path, shard: Option<ShardName>, files: Vec<(u32, Logical)>) -> Op
     }
     let member = |no| match by_no.remove(&no) {
         Some(pieces) => pieces,
-        None => vec![dir.join(shard.sibling(no))],
+        None => vec![place.path(&shard.sibling(no))],
     };
     Some(Found {
         stem: shard.stem(),
         files: (1..=shard.count).map(member).collect(),
         is_set: true,
+        projectors: Vec::new(),
     })
 }

@@ -25,6 +25,17 @@ pub struct Model {
     pub headers: Vec<Header>,
     /// Whether it is a shard set by its names.
     pub is_set: bool,
+    /// The projectors beside it.
+    pub projectors: Vec<Projector>,
+}
+
+/// A projector file, beside its model. One that cannot be read does not take the model with it.
+#[derive(Debug, Clone)]
+pub struct Projector {
+    /// The name to show it by.
+    pub name: OsString,
+    /// The file, or why there is none to show.
+    pub file: Result<(Source, Header), (PathBuf, String)>,
 }
 
 impl Model {
@@ -115,6 +126,7 @@ pub fn load_found(found: Found) -> Result<Model, ModelError> {
             pieces,
             headers,
             is_set: found.is_set,
+            projectors: found.projectors.into_iter().map(projector).collect(),
         });
     }
     problems.sort_by_key(|(no, piece, _)| (*no, *piece));
@@ -128,6 +140,23 @@ pub fn load_found(found: Found) -> Result<Model, ModelError> {
     Err(ModelError::Invalid {
         problems: shorten(by_path.collect()),
     })
+}
+
+fn projector((name, path): (OsString, PathBuf)) -> Projector {
+    let reasons = |problems: join::Problems| {
+        let reasons: Vec<_> = problems.into_iter().map(|(_, why)| why).collect();
+        reasons.join("; ")
+    };
+    let file = join::open(std::slice::from_ref(&path))
+        .map_err(reasons)
+        .and_then(|(sources, header)| {
+            let source = sources.into_iter().next();
+            Ok((source.ok_or(join::MISSING)?, header))
+        });
+    Projector {
+        name,
+        file: file.map_err(|why| (path, why)),
+    }
 }
 
 fn first(pieces: &[PathBuf]) -> &Path {
@@ -150,6 +179,7 @@ fn not_chunks(found: Found) -> Found {
         stem: name.stem(),
         files: pieces.iter().map(|piece| vec![piece.clone()]).collect(),
         is_set: true,
+        projectors: found.projectors,
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::lease::{Leased, Lent};
+use super::lease::{Leased, Lent, has_writer};
 use super::pool::{Open, Place};
 
 /// What tells one state of a file from another. Equal identities mean equal bytes, as far as the file system tells.
@@ -178,6 +178,16 @@ impl Source {
         });
         result?;
         Ok(leased.as_ref().and_then(|leased| leased.lend(offset, len)))
+    }
+
+    /// Whether somebody has the file open for writing at the moment, as far as can be told: of files that are not one's own,
+    /// and on network file systems, it cannot.
+    pub fn is_being_written(&self) -> bool {
+        let Ok(open) = self.opened() else {
+            return false;
+        };
+        // A lease that was taken before tells the same.
+        open.leased.get().is_none() && has_writer(&open.file)
     }
 
     /// The open file itself, for who reads it without us: nobody checks then whether it changes.

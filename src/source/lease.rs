@@ -112,6 +112,20 @@ impl Drop for Leased {
     }
 }
 
+/// Whether a lease is refused because somebody has the file open for writing. The file must not be leased.
+pub(super) fn has_writer(file: &File) -> bool {
+    if !watch() {
+        return false;
+    }
+    match set_lease(file, libc::F_RDLCK) {
+        Ok(()) => {
+            drop(set_lease(file, libc::F_UNLCK));
+            false
+        }
+        Err(error) => error.raw_os_error() == Some(libc::EAGAIN),
+    }
+}
+
 fn set_lease(file: &File, kind: libc::c_int) -> io::Result<()> {
     // SAFETY: takes no pointer.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) } {

@@ -74,7 +74,7 @@ impl Fs {
         let found = fs.dirs.read().find(ROOT)?;
         if let Found::Model(model) = found {
             model.set_served(!view.provisional);
-            fs.adopt(&model, &mut model.lock(), view)?;
+            fs.adopt(&model, &mut *model.lock()?, view)?;
         }
         Ok(fs)
     }
@@ -96,13 +96,14 @@ impl Fs {
     }
 
     /// Shows another library in place of the one before. What is the same keeps its inode numbers. Files that are
-    /// open stay readable; else what is gone or has changed lets go of its sources.
+    /// open stay readable; else what is gone or has changed lets go of its sources. What is provisional is planned anew
+    /// at the next look.
     pub fn show(&self, root: Folder) {
         self.dirs.write().show(ROOT, root);
         let kept = self.cache.lock().all();
         for (dir, plan) in kept {
             let shown = matches!(self.dirs.read().find(dir), Ok(Found::Model(_)));
-            if !shown || plan.verify_all().is_err() {
+            if !shown || plan.view.provisional || plan.verify_all().is_err() {
                 self.cache.lock().forget(dir, &plan);
             }
         }
@@ -114,7 +115,7 @@ impl Fs {
 
     /// The last plan of a model, or a new one where it has none, or had to give it up.
     fn planned(&self, model: &Arc<ModelDir>) -> Result<Arc<Planned>, VfsError> {
-        let mut state = model.lock();
+        let mut state = model.lock()?;
         if let Some(planned) = state.last.upgrade() {
             self.keep(model, &planned);
             self.stats.plan_hit();
@@ -167,7 +168,7 @@ impl Fs {
             Err(changed @ SourceError::Changed { .. }) => Some(changed),
             Err(error @ SourceError::Io { .. }) => return Err(error.into()),
         };
-        let mut state = model.lock();
+        let mut state = model.lock()?;
         if let Some(now) = state.last.upgrade()
             && !Arc::ptr_eq(&now, &planned)
         {
@@ -436,15 +437,16 @@ impl Fs {
     /// The path in the mount of an inode, or of the file that is open as `fh`; for messages.
     pub fn path(&self, ino: u64, fh: Option<u64>) -> PathBuf {
         let opened = fh.and_then(|fh| self.handles.get(fh).ok());
+        let found = self.dirs.read().find(ino);
         let (model, planned) = match &opened {
             Some(handle) => (Arc::clone(&handle.model), Some(Arc::clone(&handle.planned))),
-            None => match self.dirs.read().find(ino) {
+            None => match found {
                 Ok(Found::File(model)) => (model, None),
                 Ok(Found::Folder | Found::Model(_)) => return self.dirs.read().path(ino),
                 Err(_) => return PathBuf::from(format!("inode {ino}")),
             },
         };
-        let planned = planned.or_else(|| model.lock().last.upgrade());
+        let planned = planned.or_else(|| model.lock().ok()?.last.upgrade());
         let name = planned.and_then(|planned| {
             let file = planned.file(planned.index_of_ino(ino)?).ok()?.0;
             Some(file.name.clone())

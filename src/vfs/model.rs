@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::{Arc, Weak};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -11,6 +11,9 @@ use super::attr::Attr;
 use super::entry::{About, Model, Plan};
 use super::error::VfsError;
 use super::planned::{Planned, Signature};
+
+/// A header of some megabytes is read from the slowest disk in this time.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A model's directory.
 #[derive(Debug)]
@@ -67,8 +70,14 @@ impl ModelDir {
         *self.served.lock() = Some(served);
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    /// The state, once nobody else plans.
+    ///
+    /// # Errors
+    /// `Failed` when that takes too long: the plan of a model may wait for a link that leads back to it through the mount.
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>, VfsError> {
+        self.state
+            .try_lock_for(PATIENCE)
+            .ok_or_else(|| VfsError::Failed("its model takes too long to be read".to_owned()))
     }
 
     /// Attributes of a file of `planned`; of a computed one as it was last.

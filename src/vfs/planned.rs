@@ -11,7 +11,7 @@ use crate::layout::{Content, Extent, VirtualFile};
 use crate::source::{Identity, Source, SourceError};
 
 /// A provisional view is planned anew when it is looked at after this time.
-const PROVISIONAL: Duration = Duration::from_secs(1);
+const PROVISIONAL: Duration = Duration::from_millis(500);
 
 /// A file: its attributes and the sources that it uses.
 #[derive(Debug)]
