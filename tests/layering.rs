@@ -23,8 +23,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "export", "gguf", "gpu", "layout", "library", "model", "mount", "source", "units",
-            "vfs", "views",
+            "arch", "export", "fit", "gguf", "gpu", "layout", "library", "model", "mount",
+            "source", "units", "vfs", "views",
         ],
     ),
 ];

@@ -389,6 +389,11 @@ impl Hparams {
         widths.max().unwrap_or(0)
     }
 
+    /// Whether there is an encoder, of which all rows are wanted (`llama_model_has_encoder`).
+    pub fn has_encoder(&self) -> bool {
+        matches!(self.arch(), "t5" | "t5encoder" | "eagle3" | "dflash")
+    }
+
     /// Whether the cache holds compressed keys only.
     pub fn is_mla(&self) -> bool {
         self.mla.head_k > 0 && self.mla.head_v > 0

@@ -15,7 +15,7 @@ mod window;
 pub use hparams::{Hparams, Indexer, Mla, Ssm};
 pub use keys::{Keys, Value};
 pub use memory::MemoryKind;
-pub use model::Model;
+pub use model::{Model, projector_bytes};
 pub use tensor::{Role, Tensor, row_size};
 pub use window::{SlidingWindow, WindowShape};
 

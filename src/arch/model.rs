@@ -108,3 +108,37 @@ fn role(hparams: &Hparams, name: &str) -> Role {
         _ => Role::Output,
     }
 }
+
+/// Bytes that a multimodal projector takes on the first device: its weights, and an estimate of its compute buffer on
+/// the safe side, for the largest picture that it takes in one piece (`clip_get_mem_usage` of llama.cpp measures it).
+///
+/// # Errors
+/// When the file is no projector.
+pub fn projector_bytes(headers: &[Header]) -> Result<u64, ArchError> {
+    /// Patches of a picture where the header does not bound them.
+    const PATCHES: u64 = 16384;
+    let first = headers
+        .first()
+        .ok_or(ArchError::MissingTensor("a projector's"))?;
+    let keys = Keys::new(first)?;
+    if keys.arch() != "clip" {
+        return Err(ArchError::Type {
+            key: "general.architecture".to_owned(),
+            wanted: "clip, as in a projector",
+        });
+    }
+    let infos = headers.iter().flat_map(|h| h.tensors());
+    let weights = infos.fold(0u64, |sum, t| sum.saturating_add(t.len));
+    let dim = |key: &str| Ok(keys.opt_dim(key)?.unwrap_or(0));
+    let (size, patch) = (dim("vision.image_size")?, dim("vision.patch_size")?);
+    let patches = match size.checked_div(patch) {
+        // Pictures of their own size are bounded by other keys, or by none.
+        None | Some(0) => PATCHES,
+        Some(side) => side.saturating_mul(side).max(PATCHES / 4),
+    };
+    let width = dim("vision.embedding_length")?.max(dim("audio.embedding_length")?);
+    let inner = dim("vision.feed_forward_length")?.max(dim("audio.feed_forward_length")?);
+    // Residual, norm, queries, keys, values and attention, or the two products of a feed-forward network.
+    let per_patch = (6 * width).max(2 * width + 2 * inner).saturating_mul(4);
+    Ok(weights.saturating_add(patches.saturating_mul(per_patch)))
+}

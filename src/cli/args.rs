@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use super::fit::Fit;
 use crate::gpu;
 use crate::layout::SplitOptions;
 use crate::library::Layout;
@@ -112,6 +113,8 @@ pub(super) enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Print the arguments with which llama.cpp fits a model into the memory of the devices
+    Fit(Box<Fit>),
     /// Validate a model: exit 0 when it can be served, 4 with every problem named when not
     Check {
         /// A GGUF file, a member of a shard set, or a directory with one model

@@ -19,6 +19,10 @@ pub(super) enum CliError {
     #[error("{0}")]
     Usage(String),
     #[error("{0}")]
+    DoesNotFit(String),
+    #[error("{0}")]
+    BadModel(String),
+    #[error("{0}")]
     Mount(String),
     #[error("{0}")]
     Model(#[from] ModelError),
@@ -45,6 +49,8 @@ impl CliError {
             | CliError::Overlay(_)
             | CliError::Model(ModelError::ManyModels { .. }) => USAGE,
             CliError::Mount(_) => MOUNT,
+            CliError::BadModel(_) => INVALID,
+            CliError::DoesNotFit(_) => DOES_NOT_FIT,
             CliError::Model(ModelError::Invalid { .. } | ModelError::NoModel { .. }) => INVALID,
             CliError::Layout(_)
             | CliError::Export(ExportError::NoRoom { .. } | ExportError::TooLarge { .. }) => {

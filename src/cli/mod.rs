@@ -4,6 +4,8 @@ mod args;
 mod background;
 mod check;
 mod exit;
+mod fit;
+mod fit_flags;
 mod gpus;
 mod inspect;
 mod library;
@@ -48,7 +50,8 @@ fn execute<A: Parser>(
     run: impl FnOnce(A) -> Result<(), CliError>,
     code: impl FnOnce(&CliError) -> u8,
 ) -> ExitCode {
-    let args = match A::try_parse() {
+    let words = fit_flags::with_two_dashes(std::env::args_os());
+    let args = match A::try_parse_from(words) {
         Ok(args) => args,
         Err(error) => {
             // Help and version are no errors: they go to stdout and exit 0.
@@ -120,6 +123,7 @@ fn run(args: Args) -> Result<(), CliError> {
             overrides,
             json,
         } => inspect::run(&source, tensors, &overrides, json, &mut out),
+        Verb::Fit(verb) => verb.run(&mut out),
         Verb::Check { source } => check::run(&source, &mut out),
         Verb::Gpus { root, json } => gpus::run(&root, json, &mut out),
         Verb::ProbeGpus { backend, root } => {

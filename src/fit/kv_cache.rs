@@ -82,9 +82,9 @@ impl CacheLayout {
             } else {
                 Place::Host
             },
-            attention: attention(hp, context, il, cells, window_cells, params.mtp),
-            indexer: indexer(hp, context, il, cells),
-            state: state(hp, context, il),
+            attention: attention(hp, context, il, cells, window_cells, params.mtp_context),
+            indexer: indexer(hp, context, il, cells).filter(|_| !params.mtp_context),
+            state: state(hp, context, il).filter(|_| !params.mtp_context),
             shares: shares(hp, il),
         };
         CacheLayout {
@@ -109,9 +109,12 @@ fn window_cells(hp: &Hparams, params: &Params, context: &Context) -> u64 {
     need.min(cells).next_multiple_of(CELL_PADDING.into())
 }
 
-/// Whether a layer has an attention cache at all.
-fn has_attention(hp: &Hparams, il: usize, mtp: bool) -> bool {
-    let in_trunk = il < hp.n_layer() || (mtp && hp.arch() != "graniteswitch");
+/// Whether a layer has an attention cache at all. The context of the MTP layers has one for those alone.
+fn has_attention(hp: &Hparams, il: usize, mtp_context: bool) -> bool {
+    if mtp_context {
+        return il >= hp.n_layer();
+    }
+    let in_trunk = il < hp.n_layer();
     match hp.memory {
         MemoryKind::None | MemoryKind::Recurrent => false,
         MemoryKind::Attention if hp.arch() == "graniteswitch" => true,
@@ -135,10 +138,10 @@ fn attention(
     il: usize,
     cells: u64,
     window_cells: u64,
-    mtp: bool,
+    mtp_context: bool,
 ) -> Option<Cache> {
     let own = hp.n_layer_kv_from_start.is_none_or(|n| il < n);
-    if !own || !has_attention(hp, il, mtp) {
+    if !own || !has_attention(hp, il, mtp_context) {
         return None;
     }
     let window = hp.is_swa(il);

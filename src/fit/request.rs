@@ -66,6 +66,10 @@ pub struct Params {
     pub op_offload: bool,
     /// Load NextN (MTP) blocks.
     pub mtp: bool,
+    /// The context is that of the MTP blocks, which draft for the others.
+    pub mtp_context: bool,
+    /// Rows of logits at most; 0: a whole logical batch.
+    pub n_outputs_max: u32,
 }
 
 impl Default for Params {
@@ -88,6 +92,8 @@ impl Default for Params {
             swa_full: false,
             op_offload: true,
             mtp: false,
+            mtp_context: false,
+            n_outputs_max: 0,
         }
     }
 }
@@ -215,6 +221,11 @@ impl Context {
             (each.saturating_mul(n_seq), each)
         };
         let n_tokens = n_ctx.min(n_ubatch);
+        let n_outputs_max = match params.n_outputs_max {
+            0 => n_batch,
+            _ if hp.has_encoder() => n_batch,
+            n => n,
+        };
         Ok(Context {
             n_ctx,
             n_ctx_seq,
@@ -224,7 +235,7 @@ impl Context {
             n_streams: params.n_streams(),
             kv_unified: params.kv_unified,
             n_tokens: n_tokens.checked_next_multiple_of(n_seq).unwrap_or(n_tokens),
-            n_outputs: n_tokens.min(n_batch),
+            n_outputs: n_tokens.min(n_outputs_max),
             flash_attn,
             v_trans: flash_attn == FlashAttn::Off,
         })
