@@ -17,6 +17,8 @@ pub enum Value {
     Str(String),
     /// An array of integers or booleans.
     Ints(Vec<i128>),
+    /// An array of floats.
+    Floats(Vec<f64>),
     /// An array of another type, or a long one: its length.
     Array(u64),
 }
@@ -153,6 +155,22 @@ impl Keys {
         }
     }
 
+    /// An array of integers or booleans, if the key is there and is one.
+    pub fn ints(&self, key: &str) -> Option<&[i128]> {
+        match self.get(key)? {
+            Value::Ints(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// An array of floats, if the key is there and is one.
+    pub fn floats(&self, key: &str) -> Option<&[f64]> {
+        match self.get(key)? {
+            Value::Floats(list) => Some(list),
+            _ => None,
+        }
+    }
+
     fn dim(&self, key: &str, value: i128, max: u64) -> Result<u64, ArchError> {
         u64::try_from(value)
             .ok()
@@ -192,14 +210,21 @@ fn array(kv: &Kv<'_>) -> Option<Value> {
     let width = match ty {
         ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
         ValueType::U16 | ValueType::I16 => 2,
-        ValueType::U32 | ValueType::I32 => 4,
-        ValueType::U64 | ValueType::I64 => 8,
+        ValueType::U32 | ValueType::I32 | ValueType::F32 => 4,
+        ValueType::U64 | ValueType::I64 | ValueType::F64 => 8,
         _ => return Some(Value::Array(n)),
     };
     if n > MAX_ARRAY {
         return Some(Value::Array(n));
     }
     let items = kv.value.get(12..)?.chunks_exact(width);
+    if matches!(ty, ValueType::F32 | ValueType::F64) {
+        let floats = items.map(|value| match value.len() {
+            4 => Some(f32::from_le_bytes(value.try_into().ok()?).into()),
+            _ => Some(f64::from_le_bytes(value.try_into().ok()?)),
+        });
+        return floats.collect::<Option<_>>().map(Value::Floats);
+    }
     let ty = if ty == ValueType::Bool {
         ValueType::U8
     } else {

@@ -76,6 +76,7 @@ impl Model {
                 | "clef"
                 | "wavtokenizer-dec"
                 | "eagle3"
+                | "bitnet"
         );
         if untied || self.find("output.weight").is_some() {
             return None;

@@ -1,6 +1,6 @@
 //! Self attention: queries, keys and values, the cache, and the product (`build_qkv`, `build_attn`, `build_attn_mha`).
 
-use super::{Build, Error};
+use super::{Build, Error, Norm};
 use crate::arch::{Hparams, MemoryKind};
 use crate::fit::compute::graph::{F16, F32, Fused, I64, Id, is_quantized, row_size};
 
@@ -232,6 +232,19 @@ impl Build<'_> {
             k: self.g.reshape(flat.k, &[width_k, heads_kv, n]),
             v: self.g.reshape(flat.v, &[width_v, heads_kv, n]),
         }
+    }
+
+    /// Norms of queries and keys over whole rows, after the split into heads, if the layer has them.
+    pub fn row_norms(&mut self, il: usize, mut qkv: Qkv, kind: Norm) -> Qkv {
+        for (x, name) in [(&mut qkv.q, "attn_q_norm"), (&mut qkv.k, "attn_k_norm")] {
+            if self.has(il, name, "weight") {
+                let [width, heads, n, _] = self.g[*x].ne;
+                let rows = self.g.reshape(*x, &[width * heads, n]);
+                let normed = self.norm(il, name, rows, kind);
+                *x = self.g.reshape(normed, &[width, heads, n]);
+            }
+        }
+        qkv
     }
 
     fn fused_qkv(&mut self, il: usize, x: Id) -> Result<Id, Error> {

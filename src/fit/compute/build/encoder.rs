@@ -1,6 +1,6 @@
 //! Encoders: attention over the batch itself, without a cache, and hidden states as output.
 
-use super::{Activation, Build, Error, Experts, Extras, FFN, Gating, Norm, Qkv, SelfInputs};
+use super::{Activation, Build, Error, Experts, Extras, FFN, Gating, Norm, SelfInputs};
 use crate::fit::compute::graph::{Glu, Id};
 
 /// BERT and its relatives: norms behind the residual sums, and none before attention.
@@ -24,7 +24,7 @@ pub fn bert(b: &mut Build<'_>) -> Result<(), Error> {
     let layers = b.hp.n_layer();
     for il in 0..layers {
         let mut qkv = b.qkv(il, x)?;
-        qkv = row_norms(b, il, qkv);
+        qkv = b.row_norms(il, qkv, Norm::Layer);
         if matches!(arch, "nomic-bert" | "nomic-bert-moe" | "jina-bert-v3") {
             qkv.q = b.g.rope(qkv.q, positions, None);
             qkv.k = b.g.rope(qkv.k, positions, None);
@@ -46,19 +46,6 @@ pub fn bert(b: &mut Build<'_>) -> Result<(), Error> {
     }
     b.finish(x);
     Ok(())
-}
-
-/// Norms of queries and keys over whole rows, if the layer has them.
-fn row_norms(b: &mut Build<'_>, il: usize, mut qkv: Qkv) -> Qkv {
-    for (x, name) in [(&mut qkv.q, "attn_q_norm"), (&mut qkv.k, "attn_k_norm")] {
-        if b.has(il, name, "weight") {
-            let [width, heads, n, _] = b.g[*x].ne;
-            let rows = b.g.reshape(*x, &[width * heads, n]);
-            let normed = b.norm(il, name, rows, Norm::Layer);
-            *x = b.g.reshape(normed, &[width, heads, n]);
-        }
-    }
-    qkv
 }
 
 fn bert_network(b: &mut Build<'_>, il: usize, x: Id) -> Result<Id, Error> {

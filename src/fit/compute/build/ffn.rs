@@ -16,16 +16,25 @@ pub enum Activation {
     ReluSqr,
     /// Gated with the clamped sigmoid of gpt-oss.
     SwigluOai,
+    /// SwiGLU within bounds, in one node.
+    SwigluClamp,
+    /// SwiGLU within bounds, in several nodes; only gated.
+    BoundedSilu,
+    /// xIELU; never gated.
+    Xielu,
 }
 
 impl Activation {
-    fn glu(self) -> Glu {
-        match self {
+    /// The node that gates with it, if it is one.
+    fn glu(self) -> Option<Glu> {
+        Some(match self {
             Activation::Silu => Glu::Swiglu,
             Activation::Gelu => Glu::Geglu,
             Activation::Relu | Activation::ReluSqr => Glu::Reglu,
             Activation::SwigluOai => Glu::SwigluOai,
-        }
+            Activation::SwigluClamp => Glu::SwigluClamp,
+            Activation::BoundedSilu | Activation::Xielu => return None,
+        })
     }
 }
 
@@ -124,7 +133,7 @@ impl Build<'_> {
         let up = self.ffn_linear(il, names.up, x)?;
         let hidden = if self.has(il, names.gate, "weight") {
             let gate = self.ffn_linear(il, names.gate, x)?;
-            self.g.glu(activation.glu(), gate, up)
+            self.gate(activation, gate, up)
         } else {
             self.activate(activation, up)
         };
@@ -151,10 +160,25 @@ impl Build<'_> {
         Ok(y)
     }
 
+    /// A gated activation.
+    fn gate(&mut self, activation: Activation, gate: Id, up: Id) -> Id {
+        if let Some(glu) = activation.glu() {
+            return self.g.glu(glu, gate, up);
+        }
+        let up = self.g.clamp(up);
+        let gate = self.activate(activation, gate);
+        let gate = self.g.clamp(gate);
+        self.g.mul(gate, up)
+    }
+
     /// An activation that is not gated.
     pub fn activate(&mut self, activation: Activation, x: Id) -> Id {
         match activation {
-            Activation::Silu | Activation::SwigluOai => self.g.unary(Unary::Silu, x),
+            Activation::Silu
+            | Activation::SwigluOai
+            | Activation::SwigluClamp
+            | Activation::BoundedSilu => self.g.unary(Unary::Silu, x),
+            Activation::Xielu => self.g.unary(Unary::Xielu, x),
             Activation::Gelu => self.g.unary(Unary::Gelu, x),
             Activation::Relu => self.g.unary(Unary::Relu, x),
             Activation::ReluSqr => {
@@ -217,14 +241,14 @@ impl Build<'_> {
             let half = [n / 2, used, tokens];
             let gate = self.g.view(both, &half, &nb[1..3], 0);
             let up = self.g.view(both, &half, &nb[1..3], n / 2 * nb[0]);
-            return Ok(self.g.glu(activation.glu(), gate, up));
+            return Ok(self.gate(activation, gate, up));
         }
         let up = self.expert_linear(il, "ffn_up_exps", x, ids)?;
         if !self.has(il, "ffn_gate_exps", "weight") {
             return Ok(self.activate(activation, up));
         }
         let gate = self.expert_linear(il, "ffn_gate_exps", x, ids)?;
-        Ok(self.g.glu(activation.glu(), gate, up))
+        Ok(self.gate(activation, gate, up))
     }
 
     /// The matrices of the selected experts, with their scales and biases.

@@ -38,7 +38,9 @@ impl Build<'_> {
             let nb = self.g[x].nb[1];
             x = self.g.view(x, &[width, n], &[nb], 0);
         }
-        let constant = self.hp.keys.float("embedding_scale").unwrap_or(0.0) != 0.0;
+        self.input_embeddings = Some(x);
+        let default = f64::from(u8::from(matches!(self.hp.arch(), "grok" | "minicpm")));
+        let constant = self.hp.keys.float("embedding_scale").unwrap_or(default) != 0.0;
         let token_rows = scaled || (constant && width_in != width);
         if constant && width_in == width {
             x = self.g.scale(x);

@@ -4,8 +4,8 @@
 //! memory. What differs only by which tensors or keys a model has is decided by those, not by the name of the architecture.
 
 mod attention;
+mod decoder;
 mod delta_net;
-mod dense;
 mod encoder;
 mod ffn;
 mod frame;
@@ -19,6 +19,7 @@ mod parallel;
 mod rwkv;
 mod sparse;
 mod state;
+mod style;
 mod t5;
 
 pub use attention::{AttentionInputs, CacheInputs, Extras, Qkv, SelfInputs};
@@ -62,7 +63,6 @@ pub enum Error {
 pub fn graph(setting: Setting<'_>, batch: Batch, flash_attention: bool) -> Result<Graph, Error> {
     let mut b = Build::new(setting, batch, flash_attention);
     match b.hp.arch() {
-        arch if dense::knows(arch) => dense::build(&mut b)?,
         "deepseek2" | "deepseek32" | "glm-dsa" | "mistral4" => latent::deepseek(&mut b)?,
         "minicpm3" => latent::minicpm3(&mut b)?,
         "kimi-linear" => kimi::kimi_linear(&mut b)?,
@@ -86,6 +86,7 @@ pub fn graph(setting: Setting<'_>, batch: Batch, flash_attention: bool) -> Resul
         "t5" => t5::decoder(&mut b)?,
         "t5encoder" => t5::encoder(&mut b)?,
         _ if parallel::knows(b.hp) => parallel::build(&mut b)?,
+        _ if style::style(b.hp).is_some() => decoder::build(&mut b)?,
         arch => return Err(Error::Unknown(arch.to_owned())),
     }
     if b.g.bytes() > MAX_BYTES {
@@ -117,7 +118,21 @@ pub struct Build<'a> {
     cached: Vec<[Option<Id>; 2]>,
     /// What names of layers begin with.
     pub blocks: &'static str,
+    /// Layers in the file; those beyond them are the same once more.
+    pub blocks_in_file: usize,
+    /// The embeddings of the batch, before they are scaled.
+    pub input_embeddings: Option<Id>,
     name: String,
+}
+
+/// Layers that the file has: fewer than the model, where it runs them several times.
+fn blocks_in_file(hp: &Hparams) -> usize {
+    let loops = match hp.arch() {
+        "nanbeige" => hp.keys.opt("num_loops").ok().flatten().unwrap_or(1),
+        _ => 1,
+    };
+    let loops = usize::try_from(loops).unwrap_or(usize::MAX);
+    hp.n_layer_all.checked_div(loops).unwrap_or(1).max(1)
 }
 
 impl<'a> Build<'a> {
@@ -134,6 +149,8 @@ impl<'a> Build<'a> {
             factors: Vec::new(),
             cached: vec![[None; 2]; hp.n_layer_all],
             blocks: "blk",
+            blocks_in_file: blocks_in_file(hp),
+            input_embeddings: None,
             name: String::new(),
         }
     }
@@ -142,7 +159,12 @@ impl<'a> Build<'a> {
         use std::fmt::Write as _;
         self.name.clear();
         // Writing to a string cannot fail.
-        let _ = write!(self.name, "{}.{il}.{name}.{kind}", self.blocks);
+        let _ = write!(
+            self.name,
+            "{}.{}.{name}.{kind}",
+            self.blocks,
+            il % self.blocks_in_file
+        );
         self.setting.model.find(&self.name)
     }
 
@@ -201,6 +223,9 @@ impl<'a> Build<'a> {
 
     /// The output matrix; the token table in the output layer's memory, if it is both.
     pub fn output_matrix(&mut self) -> Result<Id, Error> {
+        if self.hp.arch() == "bitnet" {
+            return self.global("token_embd.weight");
+        }
         let Some(index) = self.setting.model.tied_output() else {
             return self.global("output.weight");
         };
