@@ -15,11 +15,12 @@ struct Inputs {
     rotated: Vec<bool>,
 }
 
-/// A layer's states: what it reads, and what its network reads, before the norm.
+/// A layer's states: what it reads, what its network reads before the norm, and the logits of a router that reads the former.
 #[derive(Clone, Copy)]
 struct Stream {
     input: Id,
     middle: Id,
+    router_logits: Option<Id>,
 }
 
 /// Builds the graph.
@@ -180,6 +181,13 @@ fn layer(
     residual_scale: bool,
 ) -> Result<Option<Id>, Error> {
     let mut residual = x;
+    let mut router_logits = match style.network {
+        Network::RoutedByInput => {
+            let router = b.weight(il, "ffn_gate_inp", "weight")?;
+            Some(b.g.mul_mat(router, x))
+        }
+        _ => None,
+    };
     let normed = if style.pre_norms && b.hp.n_head(il) > 0 {
         b.norm(il, "attn_norm", x, style.norm)
     } else {
@@ -201,6 +209,7 @@ fn layer(
     if let Some(rows) = rows {
         cur = b.pick(cur, rows);
         residual = b.pick(residual, rows);
+        router_logits = router_logits.map(|logits| b.pick(logits, rows));
     }
     if !b.has(il, FFN.up, "weight") && !b.has(il, "ffn_gate_inp", "weight") {
         return Ok(None);
@@ -220,6 +229,7 @@ fn layer(
     let stream = Stream {
         input: residual,
         middle,
+        router_logits,
     };
     let mut cur = network(b, il, normed, stream, style)?;
     cur = post_norm(b, cur, 1);
@@ -378,12 +388,10 @@ fn network(
         ..b.swiglu_experts(style.gating, style.normalized_experts)
     };
     experts.scale &= !style.unscaled_experts;
+    if let Some(logits) = stream.router_logits {
+        return b.routed_experts(il, x, logits, experts);
+    }
     match style.network {
-        Network::RoutedByInput => {
-            let router = b.weight(il, "ffn_gate_inp", "weight")?;
-            let logits = b.g.mul_mat(router, stream.input);
-            return b.routed_experts(il, x, logits, experts);
-        }
         Network::DenseAndExperts => {
             let routed = b.experts(il, x, experts)?;
             if !b.has(il, FFN.up, "weight") {
