@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::disk::{LoopDisk, can_mount};
 use common::{GgufBuilder, Mounted, ggufuse};
 use ggufuse::layout::VirtualFile;
-use ggufuse::mount::{MountOptions, serve};
+use ggufuse::mount::{MountOptions, Unmounter, serve};
 use ggufuse::source::Source;
 use ggufuse::vfs::{FileContent, Fs, Ownership, Plan, VfsError, View, ViewFile};
 
@@ -69,9 +69,14 @@ fn a_panic_is_an_error_of_one_call() {
     let (ready, mounted) = std::sync::mpsc::channel();
     let at = point.path().to_owned();
     let server = std::thread::spawn(move || {
-        serve(panicking, &at, &MountOptions::default(), || {
-            ready.send(()).map_err(std::io::Error::other)
-        })
+        serve(
+            panicking,
+            &at,
+            &MountOptions::default(),
+            &Unmounter::here(),
+            || Ok(()),
+            || ready.send(()).map_err(std::io::Error::other),
+        )
     });
     mounted.recv_timeout(Duration::from_secs(20)).unwrap();
     assert_eq!(fs::read(point.path().join("m")).unwrap(), b"0123456789");

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 /// A module of `src/` and what it may name as `crate::X`, besides itself.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("units", &[]),
+    ("confine", &[]),
     ("source", &[]),
     ("gpu", &[]),
     ("gguf", &["units"]),
@@ -23,8 +24,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "arch", "export", "fit", "gguf", "gpu", "layout", "library", "model", "mount",
-            "source", "units", "vfs", "views",
+            "arch", "confine", "export", "fit", "gguf", "gpu", "layout", "library", "model",
+            "mount", "source", "units", "vfs", "views",
         ],
     ),
 ];

@@ -37,6 +37,7 @@ fn items(root: &Path, layout: Layout) -> BTreeMap<String, Item> {
         root: root.canonicalize().unwrap(),
         layout,
         without: None,
+        follow_outside: true,
     };
     let mut found = BTreeMap::new();
     flatten(&tree(library.scan(&mut |_| {}).items), "", &mut found);

@@ -104,6 +104,96 @@ fn others_enter_only_with_allow_other_and_by_the_sources_mode() {
     );
 }
 
+/// Who can read what, by the numbers of user and groups.
+#[test]
+fn owner_group_and_others_are_those_of_the_sources() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(1, 1000).write(&model);
+    let can_read = |view: &Path, user: u32, group: u32| {
+        let (user, group) = (user.to_string(), group.to_string());
+        let out = Command::new("setpriv")
+            .args(["--reuid", &user, "--regid", &group, "--clear-groups"])
+            .args(["--inh-caps=-all", "cat"])
+            .arg(view)
+            .output()
+            .unwrap();
+        out.status.success()
+    };
+    let (owner, group, other) = (61_001, 61_002, 61_003);
+    for (mode, options, wanted) in [
+        // Options; whether the owner, the group and others can read.
+        (0o640, "allow_other", [true, true, false]),
+        (0o600, "allow_other", [true, false, false]),
+        (0o604, "allow_other", [true, false, true]),
+        (0o644, "allow_other,umask=077", [true, false, false]),
+        (0o644, "default_permissions", [false, false, false]),
+    ] {
+        fs::set_permissions(&model, Permissions::from_mode(mode)).unwrap();
+        let options = format!("{options},uid={owner},gid={group}");
+        chown(&model, Some(owner), Some(group)).unwrap();
+        let mount = Mounted::new(&model, &["--view", "merged", "-o", &options]);
+        let view = mount.path().join("m.gguf");
+        let got = [
+            can_read(&view, owner, owner),
+            can_read(&view, other, group),
+            can_read(&view, other, other),
+        ];
+        mount.unmount();
+        assert_eq!(got, wanted, "mode {mode:o}, {options}");
+    }
+}
+
+#[test]
+fn a_mount_of_an_ordinary_user_lets_neither_root_nor_others_in() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    open_to_all(dir.path());
+    let binary = dir.path().join("ggufuse");
+    fs::copy(env!("CARGO_BIN_EXE_ggufuse"), &binary).unwrap();
+    let model = dir.path().join("m.gguf");
+    GgufBuilder::sample(1, 1000).write(&model);
+    let point = dir.path().join("mnt");
+    fs::create_dir(&point).unwrap();
+    chown(&point, Some(NOBODY), Some(NOBODY)).unwrap();
+    let out = as_nobody(
+        r#""$1" mount "$2" "$3" --view merged"#,
+        &[&binary, &model, &point],
+    );
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let view = point.join("m.gguf");
+    let by_root = fs::read(&view).map(|_| ());
+    let by_other = Command::new("setpriv")
+        .args([
+            "--reuid",
+            "61003",
+            "--regid",
+            "61003",
+            "--clear-groups",
+            "cat",
+        ])
+        .arg(&view)
+        .output()
+        .unwrap();
+    let listed = common::ggufuse(&["status", "--json", point.to_str().unwrap()]);
+    let by_owner = as_nobody(
+        r#"cmp "$1" "$2"; rc=$?; "$3" unmount "$4" && exit $rc"#,
+        &[&model, &view, &binary, &point],
+    );
+    assert!(by_owner.status.success(), "{}", text(&by_owner.stderr));
+    assert_eq!(by_root.unwrap_err().raw_os_error(), Some(libc::EACCES));
+    assert!(!by_other.status.success());
+    assert!(
+        text(&listed.stdout).contains("\"stale\": false"),
+        "not dead, only closed"
+    );
+}
+
 #[test]
 fn auto_unmount_takes_the_mount_of_a_killed_daemon_off() {
     if !is_root() {

@@ -130,6 +130,9 @@ pub(super) enum Verb {
         root: PathBuf,
     },
     /// Ask one driver in this process and answer with JSON
+    /// The process that unmounts for one that has given up its rights
+    #[command(name = super::rights::UNMOUNTER, hide = true)]
+    Unmounter,
     #[command(name = gpu::VERB, hide = true)]
     ProbeGpus {
         backend: BackendArg,
@@ -187,6 +190,15 @@ pub(super) struct Mount {
     /// What log lines look like
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub log_format: LogFormat,
+    /// Serve as this user, NAME or UID:GID; only root can
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+    /// Of a library, show models behind symlinks that lead out of it as well
+    #[arg(long)]
+    pub follow_outside: bool,
+    /// Do not confine the process to the folders of its sources: for sources that are symlinks to folders that change
+    #[arg(long)]
+    pub no_landlock: bool,
     /// Answer Prometheus at http://ADDR/metrics: a port of this machine, or ADDRESS:PORT
     #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
     pub metrics: Option<SocketAddr>,

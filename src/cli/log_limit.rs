@@ -1,5 +1,5 @@
 //! Keeps one cause from filling the log: each place in the code may log so many lines at once, and then so many a second.
-//! What is left out is counted, and said with the next line from there.
+//! What is left out is counted, and said with the next line from there. Control characters are escaped.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -80,12 +80,31 @@ impl<L: Log> Log for Limited<L> {
                 }
             }
         }
-        self.inner.log(record);
+        let text = record.args().to_string();
+        if !text.contains(is_unsafe) {
+            return self.inner.log(record);
+        }
+        // File names may have anything in them, a terminal's commands too.
+        let shown: String = text
+            .chars()
+            .flat_map(|c| match is_unsafe(c) {
+                true => c.escape_default().collect::<Vec<_>>(),
+                false => vec![c],
+            })
+            .collect();
+        let mut shown_record = record.to_builder();
+        self.inner
+            .log(&shown_record.args(format_args!("{shown}")).build());
     }
 
     fn flush(&self) {
         self.inner.flush();
     }
+}
+
+/// Lists of problems have line breaks; what follows one is indented.
+fn is_unsafe(c: char) -> bool {
+    c.is_control() && c != '\n'
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod options;
 mod overlay;
 mod plan;
 mod progress;
+mod rights;
 mod service;
 mod shown;
 mod split;
@@ -126,6 +127,10 @@ fn run(args: Args) -> Result<(), CliError> {
         Verb::Fit(verb) => verb.run(&mut out),
         Verb::Check { source } => check::run(&source, &mut out),
         Verb::Gpus { root, json } => gpus::run(&root, json, &mut out),
+        Verb::Unmounter => {
+            drop(out);
+            rights::unmounter()
+        }
         Verb::ProbeGpus { backend, root } => {
             drop(out);
             gpus::probe(backend, &root)

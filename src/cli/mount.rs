@@ -5,19 +5,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use super::args::{HeadersArg, LayoutArg, Mount};
+use super::args::{HeadersArg, Mount};
 use super::exit::CliError;
 use super::library::Shelves;
 use super::logging::{self, Logging};
 use super::metrics::Metrics;
 use super::resolve;
+use super::rights::{self, Kept};
 use super::shown::{OneModel, Shown};
 use super::{background, options, overlay, service};
 use crate::layout::SplitOptions;
 use crate::library::{Layout, Library, Scan, Watch};
 use crate::model;
 use crate::mount::{End, MountOptions, PointError, check, clear_stale, holds, serve};
-use crate::source::limit_open_files;
+use crate::source::{keep_sources_in, limit_open_files};
 use crate::vfs::{Fs, Ownership};
 use crate::views::ViewOptions;
 
@@ -35,6 +36,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         mountpoint: given.mountpoint.clone(),
         log_file: given.log_file.clone(),
         overrides: given.overrides.clone(),
+        user: given.user.clone(),
         ..*given
     };
     let flags = options::apply(&mut args)?;
@@ -55,6 +57,9 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         background: child,
     })
     .map_err(|e| CliError::Failed(format!("cannot open the log: {e}")))?;
+    if let Some(user) = &args.user {
+        rights::become_user(user)?;
+    }
     // Before mounting, so that a port that is taken is an error.
     let metrics = args.metrics.map(Metrics::listen).transpose()?;
     let point = free(&args.mountpoint, &source, flags.nonempty)
@@ -73,7 +78,8 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         fs,
         status,
         shelves,
-    } = match library(&source, args.layout, &point)? {
+        sources,
+    } = match library(&source, &args, &point)? {
         Some((watch, scan)) => many(watch, scan, shown, flags.ownership),
         None => one(&source, &point, shown, flags.ownership)?,
     };
@@ -83,16 +89,6 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         point.display()
     );
     log::info!("{status}");
-    if let Some(metrics) = metrics {
-        metrics.serve(Arc::clone(&fs))?;
-    }
-    if let Some(shelves) = shelves {
-        let fs = Arc::clone(&fs);
-        thread::Builder::new()
-            .name("library".to_owned())
-            .spawn(move || shelves.follow(&fs))
-            .map_err(|e| CliError::Failed(format!("cannot watch the library: {e}")))?;
-    }
     let mount_options = MountOptions {
         fsname: flags
             .fsname
@@ -104,7 +100,21 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         cache: args.cache.into(),
         threads: THREADS,
     };
+    let kept = Kept {
+        cache: mount_options.cache,
+        landlock: !args.no_landlock,
+        sources,
+    };
+    let unmounter = rights::start_unmounter()?;
     let ready = || {
+        if let Some(metrics) = metrics {
+            metrics.serve(Arc::clone(&fs))?;
+        }
+        if let Some(shelves) = shelves {
+            let fs = Arc::clone(&fs);
+            let named = thread::Builder::new().name("library".to_owned());
+            named.spawn(move || shelves.follow(&fs))?;
+        }
         service::watch(&point)?;
         service::ready(&status);
         if child {
@@ -119,7 +129,14 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         }
         Ok(())
     };
-    let end = serve(fs, &point, &mount_options, ready);
+    let end = serve(
+        Arc::clone(&fs),
+        &point,
+        &mount_options,
+        &unmounter,
+        || kept.give_up(),
+        ready,
+    );
     service::stopping();
     match end {
         Ok(End::Signal) => log::info!("{}: unmounted on a signal", point.display()),
@@ -136,14 +153,13 @@ struct Served {
     status: String,
     /// What it follows, where it is a library.
     shelves: Option<Shelves>,
+    /// The folders that sources are opened in.
+    sources: Vec<PathBuf>,
 }
 
 /// The library that `source` is: a directory, unless it is that of one model and nobody says otherwise.
-fn library(
-    source: &Path,
-    layout: Option<LayoutArg>,
-    point: &Path,
-) -> Result<Option<(Watch, Scan)>, CliError> {
+fn library(source: &Path, args: &Mount, point: &Path) -> Result<Option<(Watch, Scan)>, CliError> {
+    let layout = args.layout;
     if !source.is_dir() {
         return match layout {
             Some(_) => Err(CliError::Usage(format!(
@@ -157,6 +173,7 @@ fn library(
         .canonicalize()
         .map_err(|e| CliError::Failed(format!("{}: {e}", source.display())))?;
     let mut watch = Watch::new(Library {
+        follow_outside: args.follow_outside,
         root,
         layout: layout.map_or(Layout::Auto, Layout::from),
         without: Some(point.to_owned()),
@@ -167,17 +184,29 @@ fn library(
         [item] => item.folder.is_empty() && !scan.structured,
         _ => false,
     };
-    Ok((layout.is_some() || !one_model).then_some((watch, scan)))
+    if layout.is_none() && one_model {
+        return Ok(None);
+    }
+    if !args.follow_outside {
+        let failed = |e| CliError::Failed(format!("{}: {e}", watch.library().root.display()));
+        keep_sources_in(&watch.library().root).map_err(failed)?;
+    }
+    Ok(Some((watch, scan)))
 }
 
 fn many(watch: Watch, scan: Scan, shown: Shown, ownership: Ownership) -> Served {
     let status = format!("{} model(s) (library)", scan.items.len());
+    let sources = vec![match watch.library().follow_outside {
+        true => "/".into(),
+        false => watch.library().root.clone(),
+    }];
     let mut shelves = Shelves::new(watch, shown);
     let fs = Fs::library(shelves.folder(scan), ownership);
     Served {
         fs: Arc::new(fs),
         status,
         shelves: Some(shelves),
+        sources,
     }
 }
 
@@ -195,6 +224,8 @@ fn one(
         )));
     }
     let status = format!("{} file(s) ({})", view.files.len(), view.kind);
+    let opened = view.sources.iter().map(|source| source.path());
+    let sources = rights::folders(opened.chain([source]));
     let plan = OneModel {
         source: source.to_owned(),
         shown,
@@ -204,6 +235,7 @@ fn one(
         fs: Arc::new(fs.map_err(|e| CliError::Failed(e.to_string()))?),
         status,
         shelves: None,
+        sources,
     })
 }
 
@@ -263,6 +295,7 @@ fn not_a_source(log: &Path, source: &Path) -> Result<(), CliError> {
             root,
             layout: Layout::Auto,
             without: None,
+            follow_outside: true,
         };
         let items = library.scan(&mut |_| {}).items;
         files.extend(

@@ -102,6 +102,10 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
             "remove-kv" => mount.overrides.remove_kv.push(need()?.into()),
             "set-kv-file" => mount.overrides.set_kv_file.push(need()?.into()),
             "overlay" => mount.overrides.overlay = Some(need()?.into()),
+            // As mount.fuse(8) has it; "user" is an option of mount(8).
+            "setuid" => mount.user = Some(need()?.to_owned()),
+            "follow-outside" => mount.follow_outside = true,
+            "no-landlock" => mount.no_landlock = true,
             "log-format" => mount.log_format = LogFormat::from_str(need()?, false).map_err(bad)?,
             "metrics" => mount.metrics = Some(parse_listen(need()?).map_err(bad)?),
             "log-file" => mount.log_file = Some(need()?.into()),

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use sd_notify::NotifyState;
+
+use crate::mount::ask;
 
 /// The mount answers. The status is what `systemctl status` shows.
 pub(super) fn ready(status: &str) {
@@ -37,7 +38,7 @@ pub(super) fn watch(point: &Path) -> io::Result<()> {
     let point = point.to_owned();
     let ask = move || {
         loop {
-            match asked(&point) {
+            match ask(&point) {
                 Ok(()) => notify(&[NotifyState::Watchdog]),
                 Err(error) => log::warn!("{}: the mount does not answer: {error}", point.display()),
             }
@@ -46,10 +47,4 @@ pub(super) fn watch(point: &Path) -> io::Result<()> {
     };
     let named = thread::Builder::new().name("watchdog".to_owned());
     named.spawn(ask).map(drop)
-}
-
-/// Asks the mount itself for its root, past the attributes that the kernel has cached.
-fn asked(point: &Path) -> io::Result<()> {
-    statx(CWD, point, AtFlags::STATX_FORCE_SYNC, StatxFlags::MTIME)?;
-    Ok(())
 }

@@ -49,6 +49,9 @@ pub struct Library {
     pub layout: Layout,
     /// A directory that is passed over, without symlinks: the mount point.
     pub without: Option<PathBuf>,
+    /// Whether what symlinks outside lead to belongs to it. Who can write into a library could else show what only the
+    /// reader of it may read.
+    pub follow_outside: bool,
 }
 
 /// What was found.
@@ -154,7 +157,7 @@ impl Walk<'_> {
         })
     }
 
-    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+    fn list(&mut self, dir: &Path) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for entry in std::fs::read_dir(dir)? {
             let entry = entry?;
@@ -166,7 +169,7 @@ impl Walk<'_> {
             let kind = entry.file_type()?;
             let path = entry.path();
             let is_link = kind.is_symlink();
-            if is_link && self.leads_into_mount(&path) {
+            if is_link && (self.leads_into_mount(&path) || self.is_outside(&path)) {
                 continue;
             }
             let is_dir = if is_link {
@@ -184,6 +187,17 @@ impl Walk<'_> {
         }
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
+    }
+
+    /// Whether a symlink leads out of the library, where that is refused. What cannot be resolved is told when it is opened.
+    fn is_outside(&mut self, link: &Path) -> bool {
+        let outside = !self.library.follow_outside
+            && (link.canonicalize()).is_ok_and(|target| !target.starts_with(&self.library.root));
+        if outside {
+            let why = io::Error::other("leads out of the library; --follow-outside allows it");
+            self.out.problems.push((link.to_owned(), why));
+        }
+        outside
     }
 
     /// Told from the link's text alone: to follow it would be to ask ourselves.

@@ -45,6 +45,11 @@ impl Watch {
         }
     }
 
+    /// What is watched.
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
     /// Reads the library, and watches every directory that is read from then on.
     pub fn scan(&mut self) -> Scan {
         let start = Instant::now();

@@ -9,11 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::fuse::{Adaptor, CacheMode};
 use super::table::{FSTYPE, mounts, unmount};
+use super::unmounter::Unmounter;
 use crate::vfs::{Fs, ROOT};
 
 const POLL: Duration = Duration::from_millis(50);
@@ -82,14 +84,17 @@ impl MountOptions {
     }
 }
 
-/// Mounts `fs`, calls `ready` once the mount answers, and serves until a signal or an unmount from outside.
+/// Mounts `fs`, calls `mounted` when no thread serves as yet, and `ready` once the mount answers, and serves until a
+/// signal or an unmount from outside. In the end `unmounter` takes the mount off.
 ///
 /// # Errors
-/// Of mounting, of `ready` (the mount is taken off again), or of unmounting.
+/// Of mounting, of `mounted` and `ready` (the mount is taken off again), or of unmounting.
 pub fn serve(
     fs: Arc<Fs>,
     mountpoint: &Path,
     options: &MountOptions,
+    unmounter: &Unmounter,
+    mounted: impl FnOnce() -> io::Result<()>,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<End> {
     // Before mounting: a signal that found no handler would leave a dead mount point.
@@ -100,30 +105,42 @@ pub fn serve(
         Adaptor::new(fs, options.cache),
         &mountpoint,
         &options.config(),
-    )?
-    .spawn()?;
+    )?;
+    let device = device_on_top(&mountpoint);
+    if let Some(device) = &device {
+        read_ahead(device);
+    }
+    let session = match mounted().and_then(|()| session.spawn()) {
+        Ok(session) => session,
+        Err(error) => {
+            // The session, which is dropped by now, has taken the mount off if it still had the right to.
+            if device.is_some_and(|device| on_top(&mountpoint, &device)) {
+                drop(unmounter.unmount(&mountpoint, true));
+            }
+            return Err(error);
+        }
+    };
     let started = answers(&mountpoint, below, &session).and_then(|device| ready().map(|()| device));
     let device = match started {
         Ok(device) => device,
         Err(error) => {
-            let off = unmount(&mountpoint, true);
+            let off = unmounter.unmount(&mountpoint, true);
             mem::forget(session);
             off.unwrap_or_else(|e| log::warn!("{}: unmount: {e}", mountpoint.display()));
             return Err(error);
         }
     };
-    read_ahead(&device);
     loop {
         if session.guard.is_finished() {
             finish(session);
             if on_top(&mountpoint, &device) && is_dead(&mountpoint) {
                 // The connection was aborted but the mount is still there, dead.
-                unmount(&mountpoint, true)?;
+                unmounter.unmount(&mountpoint, true)?;
             }
             return Ok(End::External);
         }
         if signals.pending().next().is_some() {
-            stop(session, &mountpoint, &device, &mut signals)?;
+            stop(session, &mountpoint, &device, unmounter, &mut signals)?;
             return Ok(End::Signal);
         }
         thread::sleep(POLL);
@@ -165,10 +182,23 @@ fn answers(mountpoint: &Path, below: u64, session: &BackgroundSession) -> io::Re
     }
 }
 
+/// Asks a mount for its root, past the attributes that the kernel has cached: the question goes through a serving thread.
+///
+/// # Errors
+/// `ENOTCONN` or `ECONNABORTED` when its process is gone.
+pub fn ask(mountpoint: &Path) -> io::Result<()> {
+    statx(
+        CWD,
+        mountpoint,
+        AtFlags::STATX_FORCE_SYNC,
+        StatxFlags::MTIME,
+    )?;
+    Ok(())
+}
+
 /// No process answers for what is mounted there. The device number alone does not tell: the next mount may get ours.
-/// Asks with an opendir, as stat may be answered from the kernel's cache.
 fn is_dead(mountpoint: &Path) -> bool {
-    std::fs::read_dir(mountpoint).is_err_and(|error| {
+    ask(mountpoint).is_err_and(|error| {
         matches!(
             error.raw_os_error(),
             Some(libc::ENOTCONN | libc::ECONNABORTED)
@@ -193,14 +223,19 @@ pub fn clear_stale(mountpoint: &Path) -> io::Result<bool> {
     unmount(mountpoint, true).map(|()| true)
 }
 
+/// Device number of what an unmount of the path would take.
+fn device_on_top(mountpoint: &Path) -> Option<String> {
+    let table = mounts().unwrap_or_default();
+    let top = table
+        .into_iter()
+        .rev()
+        .find(|entry| entry.mountpoint == mountpoint);
+    top.map(|entry| entry.device)
+}
+
 /// Is our mount the one that an unmount of the path would take?
 fn on_top(mountpoint: &Path, device: &str) -> bool {
-    let table = mounts().unwrap_or_default();
-    table
-        .iter()
-        .rev()
-        .find(|entry| entry.mountpoint == mountpoint)
-        .is_some_and(|entry| entry.device == device)
+    device_on_top(mountpoint).is_some_and(|top| top == device)
 }
 
 /// Where an unmount takes our mount off: the place where it was mounted, or where it was moved to (`mount --move`).
@@ -219,6 +254,7 @@ fn stop(
     session: BackgroundSession,
     mountpoint: &Path,
     device: &str,
+    unmounter: &Unmounter,
     signals: &mut Signals,
 ) -> io::Result<()> {
     if session.guard.is_finished() {
@@ -234,7 +270,7 @@ fn stop(
         return Ok(());
     };
     let mountpoint = mountpoint.as_path();
-    match unmount(mountpoint, false) {
+    match unmounter.unmount(mountpoint, false) {
         Ok(()) => {
             let start = Instant::now();
             while !session.guard.is_finished()
@@ -252,7 +288,7 @@ fn stop(
                 mountpoint.display()
             );
             mem::forget(session);
-            unmount(mountpoint, true)
+            unmounter.unmount(mountpoint, true)
         }
         Err(error) => {
             log::warn!(
@@ -260,7 +296,7 @@ fn stop(
                 mountpoint.display()
             );
             mem::forget(session);
-            unmount(mountpoint, true)
+            unmounter.unmount(mountpoint, true)
         }
     }
 }

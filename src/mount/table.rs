@@ -88,15 +88,11 @@ fn octal(digits: &[u8; 3]) -> Option<u8> {
 /// # Errors
 /// `EBUSY` (resource busy) while files are open and `lazy` is not set, else what umount2 or fusermount3 says.
 pub fn unmount(path: &Path, lazy: bool) -> io::Result<()> {
-    // SAFETY: geteuid only reads process state and always succeeds.
-    if unsafe { libc::geteuid() } == 0 {
-        match system(path, lazy) {
-            // Root in a container without CAP_SYS_ADMIN: fusermount3 may still be able to.
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
-            done => return done,
-        }
+    match system(path, lazy) {
+        // Not root, or root in a container without CAP_SYS_ADMIN: fusermount3 may still be able to.
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => helper(path, lazy),
+        done => done,
     }
-    helper(path, lazy)
 }
 
 fn system(path: &Path, lazy: bool) -> io::Result<()> {

@@ -1,11 +1,12 @@
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::inside::open_source;
 use super::lease::{Leased, Lent, has_writer};
 use super::pool::{Open, Place};
 
@@ -243,12 +244,7 @@ fn open(path: &Path) -> Result<(File, Identity), SourceError> {
         path: path.to_owned(),
         error,
     };
-    // A FIFO must not block the open; O_NONBLOCK means nothing to a regular file.
-    let file = File::options()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)
-        .map_err(io)?;
+    let file = open_source(path).map_err(io)?;
     let meta = file.metadata().map_err(io)?;
     if !meta.is_file() {
         return Err(io(io::Error::new(
