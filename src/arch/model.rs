@@ -11,6 +11,28 @@ pub struct Model {
     pub hparams: Hparams,
     tensors: Vec<Tensor>,
     by_name: HashMap<String, usize>,
+    layers: Vec<Layer>,
+}
+
+/// The tensors of a layer by the parts of their names, in order, and their places: what follows the layer's number up to
+/// the last dot, what follows that, and what is before the number.
+type Layer = Vec<((String, String, String), usize)>;
+
+/// The tensors of each layer.
+fn layers(tensors: &[Tensor], n: usize) -> Vec<Layer> {
+    let mut layers = vec![Layer::new(); n];
+    for (i, tensor) in tensors.iter().enumerate() {
+        let Some(il) = layer_of(&tensor.name) else {
+            continue;
+        };
+        let parts = tensor.name.split_once(&format!(".{il}."));
+        if let (Some(layer), Some((blocks, rest))) = (layers.get_mut(il), parts) {
+            let (name, kind) = rest.rsplit_once('.').unwrap_or((rest, ""));
+            layer.push(((name.to_owned(), kind.to_owned(), blocks.to_owned()), i));
+        }
+    }
+    layers.iter_mut().for_each(|layer| layer.sort_unstable());
+    layers
 }
 
 impl Model {
@@ -40,6 +62,7 @@ impl Model {
             t.role = role(&hparams, &t.name);
         }
         Ok(Model {
+            layers: layers(&tensors, hparams.n_layer_all),
             hparams,
             tensors,
             by_name,
@@ -54,6 +77,15 @@ impl Model {
     /// The place of a tensor in [`Model::tensors`].
     pub fn find(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
+    }
+
+    /// The place of `{blocks}.{il}.{name}.{kind}` in [`Model::tensors`].
+    pub fn find_in_layer(&self, blocks: &str, il: usize, name: &str, kind: &str) -> Option<usize> {
+        let layer = self.layers.get(il)?;
+        let at = layer.binary_search_by(|((n, k, b), _)| {
+            (n.as_str(), k.as_str(), b.as_str()).cmp(&(name, kind, blocks))
+        });
+        at.ok().and_then(|at| layer.get(at)).map(|(_, i)| *i)
     }
 
     /// A tensor by its name.

@@ -101,13 +101,22 @@ struct Replay<'a> {
     uses: Vec<Use>,
 }
 
+/// Bytes that the buffer of a backend holds for a tensor, before alignment.
+pub fn size(g: &Graph, id: Id, backend: Backend, host: Backend) -> u64 {
+    if backend == host {
+        g[id].bytes()
+    } else {
+        cuda::alloc_size(g, id)
+    }
+}
+
 /// Bytes of the compute buffer of each device, and of the host behind them.
-pub fn replay(g: &Graph, devices: u8, schedule: &Schedule) -> Vec<u64> {
-    let mut arenas: Vec<Arena> = (0..devices).map(|_| Arena::new(DEVICE_ALIGNMENT)).collect();
+pub fn replay(g: &Graph, host: Backend, schedule: &Schedule) -> Vec<u64> {
+    let mut arenas: Vec<Arena> = (0..host.0).map(|_| Arena::new(DEVICE_ALIGNMENT)).collect();
     arenas.push(Arena::new(HOST_ALIGNMENT));
     let mut replay = Replay {
         g,
-        host: Backend(devices),
+        host,
         arenas,
         uses: vec![Use::default(); g.len()],
     };
@@ -125,11 +134,7 @@ pub fn replay(g: &Graph, devices: u8, schedule: &Schedule) -> Vec<u64> {
 
 impl Replay<'_> {
     fn size(&self, id: Id, backend: Backend) -> u64 {
-        if backend == self.host {
-            self.g[id].bytes()
-        } else {
-            cuda::alloc_size(self.g, id)
-        }
+        size(self.g, id, backend, self.host)
     }
 
     /// Counts the readers and views that a node adds, and places inputs.

@@ -74,12 +74,12 @@ pub enum Op {
     None,
     Add,
     AddId,
-    ArgSort,
+    Argsort,
     Clamp,
     Concat,
     Cont,
     Cpy,
-    CumSum,
+    Cumsum,
     Diag,
     Div,
     Dup,
@@ -309,6 +309,8 @@ pub struct Graph {
     tensors: Vec<Tensor>,
     visited: Vec<bool>,
     uses: Vec<u32>,
+    /// Nodes that are being visited, and their next source; kept for its memory.
+    stack: Vec<(Id, usize)>,
     /// Leaves in the order in which they were met.
     pub leafs: Vec<Id>,
     /// Nodes in the order of computation.
@@ -347,6 +349,16 @@ impl std::ops::IndexMut<Id> for Graph {
 }
 
 impl Graph {
+    /// A graph with room for so many tensors.
+    pub fn with_capacity(n: usize) -> Graph {
+        Graph {
+            tensors: Vec::with_capacity(n),
+            visited: Vec::with_capacity(n),
+            uses: Vec::with_capacity(n),
+            ..Graph::default()
+        }
+    }
+
     /// The number of tensors, in the order or not.
     pub fn len(&self) -> usize {
         self.tensors.len()
@@ -465,7 +477,8 @@ impl Graph {
             return;
         }
         self.visited[id.index()] = true;
-        let mut stack = vec![(id, 0)];
+        let mut stack = std::mem::take(&mut self.stack);
+        stack.push((id, 0));
         while let Some((id, next)) = stack.pop() {
             if let Some(&source) = self[id].src().get(next) {
                 stack.push((id, next + 1));
@@ -480,5 +493,6 @@ impl Graph {
                 self.nodes.push(id);
             }
         }
+        self.stack = stack;
     }
 }

@@ -3,7 +3,6 @@
 //! A node that would be read no more stays until a later node is computed. Only mixture-of-experts graphs have such groups: a
 //! shared expert beside the routed ones, the selection of experts, and their weighted sum.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use super::graph::{F32, Glu, Graph, Id, Op, Tensor, Unary, is_quantized};
@@ -11,8 +10,8 @@ use super::graph::{F32, Glu, Graph, Id, Op, Tensor, Unary, is_quantized};
 /// Experts in a weighted sum that is fused, at most.
 const MAX_REDUCED: u64 = 15;
 
-/// What is kept until a node is computed, by that node.
-pub type Kept = HashMap<Id, Vec<Id>>;
+/// What is kept until a node is computed, by that node's number.
+pub type Kept = Vec<Vec<Id>>;
 
 /// Adds what CUDA keeps alive within one split, `range` of the order. May reorder nodes within it.
 pub fn keep_alive(g: &mut Graph, range: Range<usize>, kept: &mut Kept) {
@@ -45,7 +44,9 @@ pub fn keep_alive(g: &mut Graph, range: Range<usize>, kept: &mut Kept) {
 }
 
 fn keep(kept: &mut Kept, until: Id, ids: &[Id]) {
-    let list = kept.entry(until).or_default();
+    let Some(list) = kept.get_mut(until.index()) else {
+        return;
+    };
     for id in ids {
         if !list.contains(id) {
             list.push(*id);
@@ -200,7 +201,7 @@ impl Nodes<'_> {
         let biased = self.is(i, Op::Add) && self.reads(i, 0, probabilities);
         i += usize::from(biased);
         let scores = if biased { i - 1 } else { probabilities };
-        if !(self.is(i, Op::ArgSort) && self.reads(i, 0, scores)) {
+        if !(self.is(i, Op::Argsort) && self.reads(i, 0, scores)) {
             return 0;
         }
         let ids = i + 1;

@@ -38,7 +38,7 @@ pub struct Compute {
 /// [`Error`] when there is no builder for the architecture, or the model does not fit to it.
 pub fn measure(setting: Setting<'_>) -> Result<Compute, Error> {
     let plan = plan(setting)?;
-    let sizes = alloc::replay(&plan.graph, setting.devices(), &plan.schedule);
+    let sizes = plan.buffer_sizes();
     let devices = 0..setting.placement.n_devices();
     let device = |d| {
         setting
@@ -61,6 +61,19 @@ pub struct Plan {
     pub schedule: Schedule,
     /// Whether attention is one fused node.
     pub flash_attention: bool,
+    host: Backend,
+}
+
+impl Plan {
+    /// Bytes that a backend's buffer holds for a tensor, before alignment.
+    pub fn size(&self, id: Id, backend: Backend) -> u64 {
+        alloc::size(&self.graph, id, backend, self.host)
+    }
+
+    /// Bytes of the buffer of each device, and of the host behind them.
+    pub fn buffer_sizes(&self) -> Vec<u64> {
+        alloc::replay(&self.graph, self.host, &self.schedule)
+    }
 }
 
 /// Builds and schedules the graph of a setting.
@@ -79,6 +92,7 @@ pub fn plan(setting: Setting<'_>) -> Result<Plan, Error> {
         graph,
         schedule,
         flash_attention,
+        host: setting.backends().host(),
     })
 }
 

@@ -262,7 +262,7 @@ impl Graph {
     /// The order of the elements of each row.
     pub fn argsort(&mut self, a: Id) -> Id {
         let ne = self[a].ne;
-        self.node(Op::ArgSort, I32, &ne, &[a])
+        self.node(Op::Argsort, I32, &ne, &[a])
     }
 
     /// The numbers of the `k` largest elements of each row: a view of their order.

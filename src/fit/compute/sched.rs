@@ -1,10 +1,8 @@
 //! Which backend computes what, and where tensors are copied: `ggml_backend_sched_split_graph`, step by step.
 
-use std::collections::HashMap;
-
 use super::cuda;
-use super::graph::{Backend, Graph, Id, Op};
-use super::hints;
+use super::graph::{Backend, Graph, Id, MAX_SRC, Op};
+use super::hints::{self, Kept};
 
 /// What the scheduler is given besides the graph.
 #[derive(Debug, Clone, Copy)]
@@ -218,7 +216,7 @@ pub fn schedule(g: &mut Graph, on: Backends) -> Schedule {
         backends: on.count(),
     };
     let splits = split(g, on, &at, &mut copies);
-    let mut kept = HashMap::new();
+    let mut kept = vec![Vec::new(); g.len()];
     for split in &splits {
         if split.backend != on.host() {
             hints::keep_alive(g, split.nodes.clone(), &mut kept);
@@ -308,7 +306,7 @@ fn emit(
     at: &[Option<Backend>],
     splits: &[Split],
     copies: &Copies,
-    kept: &HashMap<Id, Vec<Id>>,
+    kept: &Kept,
 ) -> Schedule {
     let backend_of = |id: Id| at[id.index()].unwrap_or(on.host());
     let mut out = Schedule::default();
@@ -349,11 +347,9 @@ fn emit(
         for i in split.nodes.clone() {
             let id = g.nodes[i];
             out.nodes.push((id, backend_of(id)));
-            if let Some(kept) = kept.get(&id) {
-                for some in kept.chunks(super::graph::MAX_SRC) {
-                    let keep = keep_node(g, some);
-                    out.nodes.push((keep, split.backend));
-                }
+            for some in kept[id.index()].chunks(MAX_SRC) {
+                let keep = keep_node(g, some);
+                out.nodes.push((keep, split.backend));
             }
         }
     }

@@ -267,8 +267,7 @@ impl Build<'_> {
 
     /// Queries, keys and values of some models are kept within bounds.
     fn bounded(&mut self, x: Id) -> Id {
-        let bound = self.hp.keys.float("attention.clamp_kqv").unwrap_or(0.0);
-        if bound > 0.0 { self.g.clamp(x) } else { x }
+        if self.bounded { self.g.clamp(x) } else { x }
     }
 
     /// Whether layers with a window have a cache of their own.

@@ -36,6 +36,9 @@ use crate::gguf::GgmlType;
 /// More than any machine has; less than what sums of sizes can hold.
 const MAX_BYTES: u64 = 1 << 60;
 
+/// Tensors of a graph for each of the model's, roughly, copies included.
+const TENSORS_PER_WEIGHT: usize = 10;
+
 /// Why a graph cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -122,7 +125,8 @@ pub struct Build<'a> {
     pub blocks_in_file: usize,
     /// The embeddings of the batch, before they are scaled.
     pub input_embeddings: Option<Id>,
-    name: String,
+    /// Queries, keys and values are kept within bounds.
+    bounded: bool,
 }
 
 /// Layers that the file has: fewer than the model, where it runs them several times.
@@ -139,7 +143,7 @@ impl<'a> Build<'a> {
     fn new(setting: Setting<'a>, batch: Batch, flash_attention: bool) -> Build<'a> {
         let hp = &setting.model.hparams;
         Build {
-            g: Graph::default(),
+            g: Graph::with_capacity(setting.model.tensors().len() * TENSORS_PER_WEIGHT),
             hp,
             batch,
             flash_attention,
@@ -151,21 +155,13 @@ impl<'a> Build<'a> {
             blocks: "blk",
             blocks_in_file: blocks_in_file(hp),
             input_embeddings: None,
-            name: String::new(),
+            bounded: hp.keys.float("attention.clamp_kqv").unwrap_or(0.0) > 0.0,
         }
     }
 
-    fn index(&mut self, il: usize, name: &str, kind: &str) -> Option<usize> {
-        use std::fmt::Write as _;
-        self.name.clear();
-        // Writing to a string cannot fail.
-        let _ = write!(
-            self.name,
-            "{}.{}.{name}.{kind}",
-            self.blocks,
-            il % self.blocks_in_file
-        );
-        self.setting.model.find(&self.name)
+    fn index(&self, il: usize, name: &str, kind: &str) -> Option<usize> {
+        let model = self.setting.model;
+        model.find_in_layer(self.blocks, il % self.blocks_in_file, name, kind)
     }
 
     fn leaf(&mut self, index: usize) -> Option<Id> {
@@ -193,7 +189,7 @@ impl<'a> Build<'a> {
     }
 
     /// Whether layer `il` has `blk.{il}.{name}.{kind}`.
-    pub fn has(&mut self, il: usize, name: &str, kind: &str) -> bool {
+    pub fn has(&self, il: usize, name: &str, kind: &str) -> bool {
         self.index(il, name, kind).is_some()
     }
 
@@ -206,7 +202,7 @@ impl<'a> Build<'a> {
     /// The tensor `blk.{il}.{name}.{kind}`.
     pub fn weight(&mut self, il: usize, name: &str, kind: &str) -> Result<Id, Error> {
         let found = self.find(il, name, kind);
-        found.ok_or_else(|| Error::MissingTensor(self.name.clone()))
+        found.ok_or_else(|| Error::MissingTensor(format!("{}.{il}.{name}.{kind}", self.blocks)))
     }
 
     /// A tensor by its full name, if the model has it.
