@@ -36,7 +36,7 @@ pub struct Truth {
     pub flash_attn: bool,
 }
 
-fn unpacked(name: &str) -> Vec<u8> {
+pub fn unpacked(name: &Path) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/oracle")
         .join(name);
@@ -56,7 +56,7 @@ struct Stored {
 
 /// The files: per model its name's length, file size and header's length, then name and header.
 fn stored() -> Vec<Stored> {
-    let blob = unpacked("headers.zst");
+    let blob = unpacked("headers.zst".as_ref());
     let mut rest = blob.as_slice();
     let mut models = Vec::new();
     while let Some((fixed, tail)) = rest.split_first_chunk::<16>() {
@@ -100,7 +100,7 @@ pub fn place(name: &str) -> usize {
 
 /// The rows of a table.
 pub fn rows(name: &str) -> Vec<Row> {
-    let text = String::from_utf8(unpacked(name)).unwrap();
+    let text = String::from_utf8(unpacked(name.as_ref())).unwrap();
     let row = |line: &str| {
         let Value::Array(mut row) = serde_json::from_str(line).unwrap() else {
             panic!("a row is an array");
@@ -125,6 +125,19 @@ fn numbers(list: &Value) -> Vec<u64> {
 }
 
 impl Row {
+    /// The row that a recorded graph belongs to, on devices of 24 GiB.
+    pub fn recorded(head: &Value) -> Row {
+        Row {
+            model: 0,
+            id: 0,
+            kind: "graph".to_owned(),
+            free: vec![24 << 30; head["n_devices"].as_u64().unwrap() as usize],
+            args: head["args"].as_str().unwrap().to_owned(),
+            kv_unified: head["kv_unified"] == true,
+            rest: Vec::new(),
+        }
+    }
+
     /// The machine: simulated devices with 512 MiB in use, full ones without memory.
     pub fn machine(&self) -> Machine {
         let device = |(i, &free): (usize, &u64)| Device {
