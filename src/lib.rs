@@ -9,6 +9,7 @@
 pub mod arch;
 pub mod cli;
 pub mod confine;
+pub mod diff;
 pub mod export;
 pub mod fit;
 pub mod gguf;

@@ -18,14 +18,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("model", &["gguf", "source", "units"]),
     ("library", &["model"]),
     ("views", &["layout", "model", "source"]),
+    ("diff", &["gguf", "layout", "model", "source"]),
     ("export", &["layout", "source"]),
     ("vfs", &["layout", "source"]),
     ("mount", &["vfs", "source"]),
     (
         "cli",
         &[
-            "arch", "confine", "export", "fit", "gguf", "gpu", "layout", "library", "model",
-            "mount", "source", "units", "vfs", "views",
+            "arch", "confine", "diff", "export", "fit", "gguf", "gpu", "layout", "library",
+            "model", "mount", "source", "units", "vfs", "views",
         ],
     ),
 ];

@@ -139,6 +139,16 @@ pub(super) enum Verb {
         #[arg(long, default_value = "/")]
         root: PathBuf,
     },
+    /// Compare two models, whatever files they are divided into: exit 0 when keys and tensors are the same, 1 when not
+    Verify {
+        /// A GGUF file, a member of a shard set, a piece of a file, or a directory with one model; also on a mount
+        a: PathBuf,
+        /// Another one
+        b: PathBuf,
+        /// Print the SHA-256 of every tensor
+        #[arg(long)]
+        hash: bool,
+    },
     /// Print shell completions
     Completions {
         /// The shell

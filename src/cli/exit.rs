@@ -1,3 +1,4 @@
+use crate::diff::DiffError;
 use crate::export::ExportError;
 use crate::layout::{LayoutError, OverlayError};
 use crate::model::ModelError;
@@ -32,6 +33,8 @@ pub(super) enum CliError {
     Overlay(#[from] OverlayError),
     #[error("{0}")]
     Export(#[from] ExportError),
+    #[error("{0}")]
+    Diff(#[from] DiffError),
     #[error("cannot write: {0}")]
     Write(#[from] std::io::Error),
     /// The child has said why.
@@ -56,7 +59,7 @@ impl CliError {
             | CliError::Export(ExportError::NoRoom { .. } | ExportError::TooLarge { .. }) => {
                 DOES_NOT_FIT
             }
-            CliError::Export(_) => FAILED,
+            CliError::Export(_) | CliError::Diff(_) => FAILED,
             CliError::Child(code) => *code,
         }
     }

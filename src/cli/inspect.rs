@@ -71,17 +71,12 @@ pub(super) fn run(
         )?;
     }
     for kv in first.kvs() {
-        let value = match value_of(&kv) {
-            Value::String(s) if s.chars().count() > SHOWN => {
-                format!("{:?}…", s.chars().take(SHOWN).collect::<String>())
-            }
-            other => other.to_string(),
-        };
         writeln!(
             out,
-            "{:<48} {:<5} {value}",
+            "{:<48} {:<5} {}",
             String::from_utf8_lossy(kv.key),
-            kv.ty.name()
+            kv.ty.name(),
+            short_value(&kv)
         )?;
     }
     if tensors {
@@ -100,6 +95,16 @@ pub(super) fn run(
         }
     }
     Ok(())
+}
+
+/// A value in a line of text.
+pub(super) fn short_value(kv: &Kv<'_>) -> String {
+    match value_of(kv) {
+        Value::String(s) if s.chars().count() > SHOWN => {
+            format!("{:?}…", s.chars().take(SHOWN).collect::<String>())
+        }
+        other => other.to_string(),
+    }
 }
 
 fn value_of(kv: &Kv<'_>) -> Value {

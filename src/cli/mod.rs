@@ -25,6 +25,7 @@ mod shown;
 mod split;
 mod status;
 mod unmount;
+mod verify;
 
 use std::fs::File;
 use std::io::Write;
@@ -134,6 +135,10 @@ fn run(args: Args) -> Result<(), CliError> {
         Verb::ProbeGpus { backend, root } => {
             drop(out);
             gpus::probe(backend, &root)
+        }
+        Verb::Verify { a, b, hash } => {
+            drop(out);
+            verify::run(&a, &b, hash)
         }
         Verb::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "ggufuse", &mut out);

@@ -57,6 +57,11 @@ impl Progress {
         })
     }
 
+    /// Prints something with the bar out of the way.
+    pub(super) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
+    }
+
     /// Sets how many bytes are to come, where that is known only now.
     fn expect(&mut self, total: u64) {
         if self.bar.length() == Some(0) {

@@ -11,4 +11,4 @@ mod plan;
 pub use error::LayoutError;
 pub use extent::{Content, Extent, Piece, VirtualFile};
 pub use overlay::{Overlay, OverlayError, Setting, parse_overrides};
-pub use plan::{Built, DEFAULT_MAX_TENSORS, SplitOptions, merge, split};
+pub use plan::{Built, DEFAULT_MAX_TENSORS, SplitOptions, is_split_key, merge, split};

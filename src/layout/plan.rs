@@ -130,8 +130,8 @@ fn split_kv(key: &str, ty: ValueType, value: u64) -> Option<KvPart> {
     Some(KvPart::Inline(value.entry(key.as_bytes())))
 }
 
-/// Whether a view writes this key itself.
-pub(super) fn is_split_key(key: &[u8]) -> bool {
+/// Whether a view writes this key itself: it says how a model is divided, not what it is.
+pub fn is_split_key(key: &[u8]) -> bool {
     [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS]
         .iter()
         .any(|k| k.as_bytes() == key)

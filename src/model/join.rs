@@ -76,7 +76,7 @@ fn reason(error: SourceError, done: &str) -> String {
 }
 
 /// Fills `buf` from the pieces as one file.
-fn read_at(pieces: &[Source], buf: &mut [u8], at: u64) -> Result<(), SourceError> {
+pub(super) fn read_at(pieces: &[Source], buf: &mut [u8], at: u64) -> Result<(), SourceError> {
     let (mut rest, mut at) = (buf, at);
     for piece in pieces {
         let here = piece.len().saturating_sub(at).min(rest.len() as u64);

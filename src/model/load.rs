@@ -10,7 +10,7 @@ use super::discover::{Found, find};
 use super::join;
 use super::naming::ShardName;
 use crate::gguf::Header;
-use crate::source::Source;
+use crate::source::{Source, SourceError};
 
 /// A validated model: every shard is there, and they agree with each other.
 #[derive(Debug, Clone)]
@@ -43,6 +43,15 @@ impl Model {
     pub fn files(&self) -> impl Iterator<Item = (&[Source], &Header)> {
         let sources = |range: &Range<usize>| self.sources.get(range.clone()).unwrap_or_default();
         self.pieces.iter().map(sources).zip(&self.headers)
+    }
+
+    /// Fills `buf` from an offset of file number `file`.
+    ///
+    /// # Errors
+    /// Those of the source; `buf` is not filled past the end of the file.
+    pub fn read_at(&self, file: usize, buf: &mut [u8], at: u64) -> Result<(), SourceError> {
+        let pieces = self.pieces.get(file).cloned().unwrap_or_default();
+        join::read_at(self.sources.get(pieces).unwrap_or_default(), buf, at)
     }
 
     /// Whether a file of it lies on disk in pieces.

@@ -103,6 +103,22 @@ impl Traced {
         Some(stop)
     }
 
+    /// Another signal, which it gets with its next step.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: takes no pointer.
+        assert_eq!(unsafe { libc::kill(self.pid, signal) }, 0);
+    }
+
+    /// The most memory that it has had, in KiB.
+    pub fn peak_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmHWM"))
+            .unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
     /// kill -9, where it stands.
     pub fn kill(mut self) {
         // SAFETY: takes no pointer.
