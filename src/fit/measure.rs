@@ -1,3 +1,4 @@
+use super::compute::build::Error;
 use super::compute::{self, setting::Setting};
 use super::{
     Breakdown, Bytes, CacheLayout, Context, Machine, Params, Placement, Refusal, cache_bytes,
@@ -28,14 +29,18 @@ pub fn measure(model: &Model, params: &Params, machine: &Machine) -> Result<Meas
     let cache = CacheLayout::new(&model.hparams, params, &context, &placement);
     let (weights, host_weights) = weight_bytes(model, &placement);
     let (caches, host_cache) = cache_bytes(&cache, machine.devices.len());
-    let compute = compute::measure(Setting {
+    let setting = Setting {
         model,
         params,
         context: &context,
         placement: &placement,
         cache: &cache,
-    })
-    .map_err(|error| Refusal::Graph(error.to_string()))?;
+    };
+    let (compute, estimated) = match compute::measure(setting) {
+        Ok(compute) => (compute, None),
+        Err(error @ Error::TooLarge) => return Err(Refusal::Graph(error.to_string())),
+        Err(error) => (compute::closed::estimate(setting), Some(error.to_string())),
+    };
     let terms = weights.iter().zip(&caches).zip(&compute.devices);
     let device = |((&model, &context), &compute)| Bytes {
         model,
@@ -53,6 +58,6 @@ pub fn measure(model: &Model, params: &Params, machine: &Machine) -> Result<Meas
         },
         context,
         flash_attn: compute.flash_attention,
-        estimated: None,
+        estimated,
     })
 }

@@ -144,7 +144,8 @@ impl Build<'_> {
         } else {
             self.hp.head_k
         };
-        if !is_quantized(self.setting.cache.type_k)
+        if self.is_hybrid_with_window()
+            || !is_quantized(self.setting.cache.type_k)
             || !self.hp.head_k(0).is_multiple_of(64)
             || head == 0
         {
@@ -154,8 +155,14 @@ impl Build<'_> {
         Some(self.g.input(F32, &[n, n]))
     }
 
+    /// llama.cpp makes no rotations for such a model (`build_inp_mem_hybrid_iswa`).
+    fn is_hybrid_with_window(&self) -> bool {
+        self.hp.memory == MemoryKind::Hybrid && self.has_window()
+    }
+
     fn v_rotation(&mut self) -> Option<Id> {
-        let rotated = is_quantized(self.setting.cache.type_v)
+        let rotated = !self.is_hybrid_with_window()
+            && is_quantized(self.setting.cache.type_v)
             && self.hp.head_v(0).is_multiple_of(64)
             && self.hp.head_v(0) > 0;
         rotated.then(|| self.g.input(F32, &[64, 64]))

@@ -431,7 +431,14 @@ fn dense(b: &mut Build<'_>, il: usize, x: Id, style: &Style) -> Result<Id, Error
         Activation::Silu => shared_activation(b, il),
         other => other,
     };
-    b.ffn(il, x, FFN, activation)
+    // MPT may divide what is behind the activation.
+    let Some(divisor) = b.find(il, "ffn", "act.scales") else {
+        return b.ffn(il, x, FFN, activation);
+    };
+    let up = b.ffn_linear(il, FFN.up, x)?;
+    let hidden = b.activate(activation, up);
+    let hidden = b.g.div(hidden, divisor);
+    b.ffn_linear(il, FFN.down, hidden)
 }
 
 /// SiLU of dense networks and shared experts, bounded in the layers that the header names.

@@ -88,6 +88,20 @@ impl Gating {
     }
 }
 
+/// Whether an architecture applies the scales that belong to the matrices of its networks (NVFP4): all load them, not all
+/// hand them to `build_ffn` and `build_moe_ffn`.
+fn applies_scale(arch: &str, name: &str) -> bool {
+    let (experts, shared) = (name.ends_with("_exps"), name.ends_with("_shexp"));
+    match arch {
+        "cohere2moe" | "deepseek32" | "glm-dsa" | "hy_v3" | "nemotron_h" | "nemotron_h_moe" => true,
+        "gemma4" | "llama" | "llama-embed" | "mistral3" => !shared,
+        "bitnet" | "cohere2" | "nanbeige" | "qwen3" | "qwen35" => !experts && !shared,
+        "qwen35moe" | "qwen3next" => experts || shared,
+        "mellum" | "qwen3moe" => experts,
+        _ => false,
+    }
+}
+
 /// A mixture of experts.
 #[derive(Debug, Clone, Copy)]
 pub struct Experts {
@@ -154,7 +168,9 @@ impl Build<'_> {
         if let Some(bias) = self.find(il, name, "bias") {
             y = self.g.add(y, bias);
         }
-        if let Some(scale) = self.find(il, name, "scale") {
+        if applies_scale(self.hp.arch(), name)
+            && let Some(scale) = self.find(il, name, "scale")
+        {
             y = self.g.mul(y, scale);
         }
         Ok(y)
@@ -255,7 +271,9 @@ impl Build<'_> {
     fn expert_linear(&mut self, il: usize, name: &str, x: Id, ids: Id) -> Result<Id, Error> {
         let weight = self.weight(il, name, "weight")?;
         let mut y = self.g.mul_mat_id(weight, x, ids);
-        if let Some(scale) = self.find(il, name, "scale") {
+        if applies_scale(self.hp.arch(), name)
+            && let Some(scale) = self.find(il, name, "scale")
+        {
             let (experts, n) = (self.g[scale].ne[0], self.g[x].ne[2]);
             let mut scales = self.g.reshape(scale, &[1, experts, 1]);
             scales = self.g.repeat(scales, &[1, experts, n]);
@@ -287,7 +305,12 @@ impl Build<'_> {
             }
         };
         let mut scores = probabilities;
-        if let Some(bias) = self.find(il, "exp_probs_b", "bias") {
+        // Hunyuan 3 names it without an ending.
+        let bias = match self.hp.arch() {
+            "hy_v3" => self.find_global(&format!("blk.{il}.exp_probs_b")),
+            _ => self.find(il, "exp_probs_b", "bias"),
+        };
+        if let Some(bias) = bias {
             scores = self.g.add(probabilities, bias);
         }
         if experts.weight_before {
