@@ -209,6 +209,10 @@ impl Hparams {
             need_state(&keys)?;
         }
         let (n_embd_r, n_embd_s) = state_widths(&keys, n_embd, head_0, head_k, ssm)?;
+        let channels = ssm.d_inner + 2 * ssm.n_group * ssm.d_state;
+        if channels > MAX_DIM || n_embd_r.max(n_embd_s) > u32::MAX.into() {
+            return Err(range("ssm.inner_size", ssm.d_inner));
+        }
         let n_layer_kv_from_start = match arch {
             "gemma3n" => Some(20),
             "gemma4" => {

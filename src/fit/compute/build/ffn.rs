@@ -233,7 +233,7 @@ impl Build<'_> {
         }
         let hidden = self.expert_hidden(il, x, ids, experts.activation)?;
         let mut out = self.expert_linear(il, "ffn_down_exps", hidden, ids)?;
-        if self.hp.arch() == "mistral4" {
+        if self.hp.arch() == "mistral4" && self.g[out].op == Op::MulMatId {
             // Its activations exceed the range of half precision.
             self.g[out].op = Op::MulMatIdF32;
         }

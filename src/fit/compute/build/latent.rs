@@ -231,9 +231,21 @@ impl Build<'_> {
         Ok(Qkv { q, k, v })
     }
 
+    /// Attention over compressed keys, and the output matrix.
+    pub fn latent_attention(
+        &mut self,
+        il: usize,
+        inputs: LatentInputs,
+        qkv: [Id; 3],
+        selected: Option<Id>,
+    ) -> Result<Id, Error> {
+        let x = self.attend_latent(il, inputs, qkv, selected)?;
+        self.linear(il, "attn_output", x)
+    }
+
     /// Attention over compressed keys, whose first part are the values; of the cells that are selected, if any are. The value
     /// matrix brings the result back to the width of a head.
-    pub fn latent_attention(
+    pub fn attend_latent(
         &mut self,
         il: usize,
         inputs: LatentInputs,
@@ -256,8 +268,7 @@ impl Build<'_> {
             v_mla: Some(self.weight(il, "attn_v_b", "weight")?),
             ..Extras::default()
         };
-        let x = self.multi_head(il, [q, k, v], mask, extras);
-        self.linear(il, "attn_output", x)
+        Ok(self.multi_head(il, [q, k, v], mask, extras))
     }
 
     /// Routed experts and a shared one, or a dense network.

@@ -12,7 +12,7 @@ mod frame;
 mod gemma3n;
 mod gemma4;
 mod hybrid;
-mod kimi;
+mod kda;
 mod latent;
 mod mamba;
 mod parallel;
@@ -68,7 +68,8 @@ pub fn graph(setting: Setting<'_>, batch: Batch, flash_attention: bool) -> Resul
     match b.hp.arch() {
         "deepseek2" | "deepseek32" | "glm-dsa" | "mistral4" => latent::deepseek(&mut b)?,
         "minicpm3" => latent::minicpm3(&mut b)?,
-        "kimi-linear" => kimi::kimi_linear(&mut b)?,
+        "kimi-linear" => kda::kimi_linear(&mut b)?,
+        "bailingmoe3" => kda::bailing(&mut b)?,
         "mamba" | "mamba2" => mamba::mamba(&mut b)?,
         "jamba" => hybrid::jamba(&mut b)?,
         "falcon-h1" => hybrid::falcon_h1(&mut b)?,

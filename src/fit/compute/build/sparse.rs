@@ -118,7 +118,7 @@ impl Build<'_> {
         let cells = self.g.view(
             cells,
             &[k, n_k, streams_k, 1],
-            &[nb[1], nb[2], streams_k * nb[3]],
+            &[nb[1], nb[2], streams_k.saturating_mul(nb[3])],
             0,
         );
         let zeros = self.g.leaf(F32, &[1, k, n_k, streams_k]);

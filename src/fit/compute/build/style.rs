@@ -386,7 +386,7 @@ fn mixture(hp: &Hparams) -> Option<Style> {
             normalized_experts: normalized(),
             ..LLAMA
         },
-        "bailingmoe2" | "dots1" => Style {
+        "bailingmoe2" | "deepseek2-ocr" | "dots1" => Style {
             gating: gating(Gating::Softmax),
             normalized_experts: normalized(),
             ..LLAMA

@@ -1,4 +1,4 @@
-//! Kimi Delta Attention, alternating with latent attention (`kimi-linear.cpp`).
+//! Kimi Delta Attention, alternating with latent attention (`kimi-linear.cpp`, `bailingmoe3.cpp`).
 
 use super::latent::LatentInputs;
 use super::state::StateInputs;
@@ -25,7 +25,7 @@ pub fn kimi_linear(b: &mut Build<'_>) -> Result<(), Error> {
         let cur = b.norm(il, "attn_norm", x, Norm::Rms);
         b.g.expand(cur);
         let mut cur = if b.hp.is_recurrent(il) {
-            delta_attention(b, il, states, cur)?
+            delta_attention(b, il, states, cur, Decay::Softplus)?
         } else {
             let q = b.query(il, cur)?;
             let latent = b.compress(il, cur, None)?;
@@ -52,24 +52,93 @@ pub fn kimi_linear(b: &mut Build<'_>) -> Result<(), Error> {
     b.normed_logits(x, Norm::Rms)
 }
 
+/// The graph of `bailingmoe3`: latent attention has positions and gated heads.
+pub fn bailing(b: &mut Build<'_>) -> Result<(), Error> {
+    let mut x = b.embeddings(false)?;
+    let states = b.state_inputs();
+    let inputs = b.latent_inputs();
+    let sections = b.hp.keys.per_layer("rope.dimension_sections", 4)?;
+    let multi = sections.is_some_and(|sections| sections.iter().any(|&n| n > 0));
+    let pos = b.positions(if multi { 4 } else { 1 });
+    let rows = b.output_rows();
+    let normalize = b.hp.keys.flag("expert_weights_norm").unwrap_or(false);
+    for il in 0..b.hp.n_layer() {
+        let cur = b.norm(il, "attn_norm", x, Norm::Rms);
+        let cur = if b.hp.is_recurrent(il) {
+            delta_attention(b, il, states, cur, Decay::Bounded)?
+        } else {
+            gated_latent_attention(b, il, inputs, cur, pos)?
+        };
+        let residual = b.g.add(cur, x);
+        let cur = b.norm(il, "ffn_norm", residual, Norm::Rms);
+        let cur = b.shared_and_routed(il, cur, normalize)?;
+        x = b.g.add(cur, residual);
+    }
+    b.hidden_and_logits(x, rows)
+}
+
+fn gated_latent_attention(
+    b: &mut Build<'_>,
+    il: usize,
+    inputs: LatentInputs,
+    x: Id,
+    pos: Id,
+) -> Result<Id, Error> {
+    let (n, heads) = (b.batch.tokens, b.hp.n_head(0));
+    let compressed = b.compressed_query(il, x)?;
+    let q = b.query(il, compressed)?;
+    let latent = b.compress(il, x, Some((pos, None)))?;
+    let (q, k, v) = b.absorbed(il, q, latent, Some(pos))?;
+    let y = b.attend_latent(il, inputs, [q, k, v], None)?;
+    let gate = b.product(il, "attn_gate", x)?;
+    let gate = b.g.reshape(gate, &[1, heads, n]);
+    let gate = b.g.unary(Unary::Sigmoid, gate);
+    let width = b.g[y].ne[0];
+    let y =
+        b.g.reshape(y, &[width.checked_div(heads).unwrap_or(0), heads, n]);
+    let y = b.g.mul(y, gate);
+    let y = b.g.cont_as(y, &[width, n]);
+    b.product(il, "attn_output", y)
+}
+
+/// How the decay of a state is made from the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decay {
+    /// Softplus, times a factor of each head.
+    Softplus,
+    /// Sigmoid of the product with a factor of each head, times a bound.
+    Bounded,
+}
+
 /// The gated delta rule with a decay for each channel of a key.
-fn delta_attention(b: &mut Build<'_>, il: usize, states: StateInputs, x: Id) -> Result<Id, Error> {
+fn delta_attention(
+    b: &mut Build<'_>,
+    il: usize,
+    states: StateInputs,
+    x: Id,
+    kind: Decay,
+) -> Result<Id, Error> {
     let (n, tokens, all) = (b.batch.sequences, b.tokens_per_sequence(), b.batch.tokens);
     let heads = b.hp.n_head(0);
     let caches = b.state_caches(il)?;
     let old = b.load_state(states, caches.shift);
     let [q, k, v] = convolved(b, il, x, old, caches.shift)?;
 
-    let decay = b.product(il, "ssm_f_a", x)?;
-    let decay = b.product(il, "ssm_f_b", decay)?;
+    let decay = one_or_two(b, il, ["ssm_f_a", "ssm_f_b"], x)?;
     let bias = b.weight(il, "ssm_dt", "bias")?;
-    let decay = b.g.add(decay, bias);
-    let decay = b.g.unary(Unary::Softplus, decay);
+    let mut decay = b.g.add(decay, bias);
+    if kind == Decay::Softplus {
+        decay = b.g.unary(Unary::Softplus, decay);
+    }
     let width = b.g[decay].ne[0].checked_div(heads).unwrap_or(0);
     let decay = b.g.reshape(decay, &[width, heads, all]);
     let a = b.bare(il, "ssm_a")?;
     let a = b.g.reshape(a, &[1, heads, 1]);
-    let decay = b.g.mul(decay, a);
+    let mut decay = b.g.mul(decay, a);
+    if kind == Decay::Bounded {
+        decay = b.g.unary(Unary::Sigmoid, decay);
+        decay = b.g.scale(decay);
+    }
     let decay = b.g.reshape(decay, &[width, heads, tokens, n]);
     let beta = b.product(il, "ssm_beta", x)?;
     let beta = b.g.reshape(beta, &[1, heads, tokens, n]);
@@ -80,8 +149,7 @@ fn delta_attention(b: &mut Build<'_>, il: usize, states: StateInputs, x: Id) -> 
     let y = b.delta_rule([q, k, v, decay, beta, state], caches.state);
     let y = b.g.cont(y);
 
-    let gate = b.product(il, "ssm_g_a", x)?;
-    let gate = b.product(il, "ssm_g_b", gate)?;
+    let gate = one_or_two(b, il, ["ssm_g_a", "ssm_g_b"], x)?;
     let gate = b.g.reshape(gate, &[width, heads, all]);
     let y = b.g.reshape(y, &[width, heads, all]);
     let y = b.norm(il, "ssm_norm", y, Norm::Rms);
@@ -89,6 +157,21 @@ fn delta_attention(b: &mut Build<'_>, il: usize, states: StateInputs, x: Id) -> 
     let y = b.g.mul(y, gate);
     let y = b.g.cont_as(y, &[width * heads, all]);
     b.linear(il, "attn_output", y)
+}
+
+/// The product with a matrix, or with one of low rank that is kept as two.
+fn one_or_two(
+    b: &mut Build<'_>,
+    il: usize,
+    [first, second]: [&str; 2],
+    x: Id,
+) -> Result<Id, Error> {
+    let y = b.product(il, first, x)?;
+    if b.has(il, second, "weight") {
+        b.product(il, second, y)
+    } else {
+        Ok(y)
+    }
 }
 
 /// Queries, keys and values, `[width, heads, tokens, sequences]`, each convolved over time. The cache has what each has seen last,
