@@ -27,6 +27,11 @@ impl Drop for Server {
 
 impl Server {
     fn start(peers: &Path, model: &Path, mode: &str) -> Server {
+        let model = model.to_str().unwrap();
+        Server::with(peers, &["-m", model, "--load-mode", mode])
+    }
+
+    fn with(peers: &Path, args: &[&str]) -> Server {
         let port = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -35,8 +40,7 @@ impl Server {
         let dir = peers.join("server");
         let child = Command::new(dir.join("llama-server"))
             .env("LD_LIBRARY_PATH", &dir)
-            .arg("-m")
-            .arg(model)
+            .args(args)
             .args([
                 "--host",
                 "127.0.0.1",
@@ -47,8 +51,6 @@ impl Server {
                 "-np",
                 "1",
                 "--no-warmup",
-                "--load-mode",
-                mode,
                 "-t",
                 "2",
             ])
@@ -65,11 +67,19 @@ impl Server {
             assert!(Instant::now() < deadline, "llama-server does not answer");
             assert!(
                 server.child.try_wait().unwrap().is_none(),
-                "llama-server ended: it could not load {model:?}"
+                "llama-server ended: it could not load with {args:?}"
             );
             std::thread::sleep(Duration::from_millis(100));
         }
         server
+    }
+
+    /// Ends it as a user would: a router then ends the servers that it has started.
+    fn stop(mut self) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        // SAFETY: takes no pointer; the process is our child and was not waited for.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
+        self.child.wait().unwrap();
     }
 
     fn ask(&self, method: &str, path: &str, body: &str) -> Option<String> {
@@ -87,8 +97,13 @@ impl Server {
     }
 
     fn complete(&self) -> String {
-        let body = r#"{"prompt":"The capital of France is","n_predict":16,"temperature":0,"seed":1,"cache_prompt":false}"#;
-        let answer = self.ask("POST", "/completion", body).unwrap();
+        self.complete_with("any")
+    }
+
+    fn complete_with(&self, model: &str) -> String {
+        let rest = r#""prompt":"The capital of France is","n_predict":16,"temperature":0,"seed":1,"cache_prompt":false"#;
+        let body = format!("{{\"model\":{model:?},{rest}}}");
+        let answer = self.ask("POST", "/completion", &body).unwrap();
         let from = answer.find("\"content\":\"").expect("a completion") + 11;
         answer[from..].split("\",\"").next().unwrap().to_owned()
     }
@@ -117,6 +132,40 @@ fn llama_server_answers_from_every_view_as_from_the_source() {
     }
     merged.unmount();
     shards.unmount();
+}
+
+#[test]
+fn llama_server_lists_and_loads_a_library() {
+    let peers = peers();
+    let model = peers.join("gemma.gguf");
+    let wanted = Server::start(&peers, &model, "mmap").complete();
+    let dir = tempfile::tempdir().unwrap();
+    let link = |target: &Path, name: &str| {
+        std::os::unix::fs::symlink(target, dir.path().join(name)).unwrap();
+    };
+    // A single file is shown as shards, a set as one file, and what is broken not as a model.
+    let set = Mounted::new(&model, &["--split-max-tensors", "60"]);
+    for name in files(&set) {
+        let path = Path::new(&name);
+        let called = path.file_name().unwrap().to_str().unwrap();
+        link(path, &called.replace("gemma", "set"));
+    }
+    link(&model, "single.gguf");
+    std::fs::write(dir.path().join("broken.gguf"), b"no model").unwrap();
+    let mount = Mounted::new(dir.path(), &[]);
+    assert_eq!(mount.names(), ["broken", "set", "single"]);
+    let router = Server::with(&peers, &["--models-dir", mount.path().to_str().unwrap()]);
+    let listed = router.ask("GET", "/v1/models", "").unwrap();
+    for (name, is_there) in [("set", true), ("single", true), ("broken", false)] {
+        let id = format!("\"id\":\"{name}\"");
+        assert_eq!(listed.contains(&id), is_there, "{name}: {listed}");
+    }
+    for name in ["set", "single"] {
+        assert_eq!(router.complete_with(name), wanted, "{name}");
+    }
+    router.stop();
+    mount.unmount();
+    set.unmount();
 }
 
 #[test]

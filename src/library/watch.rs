@@ -86,10 +86,14 @@ impl Watch {
             return;
         };
         let mut events = [0; 4096];
-        if let Err(error) = inotify.read_events_blocking(&mut events) {
-            log::warn!("{}", slow(&error));
-            self.inotify = None;
-            return;
+        match inotify.read_events_blocking(&mut events) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                log::warn!("{}", slow(&error));
+                self.inotify = None;
+                return;
+            }
         }
         thread::sleep((self.took * 4).clamp(PAUSE, LONGEST_PAUSE));
         // Whatever else has happened meanwhile is seen by the next scan.
