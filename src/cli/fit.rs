@@ -8,8 +8,7 @@ use super::exit::CliError;
 use super::fit_flags::FitFlags;
 use crate::arch;
 use crate::fit::{
-    Bytes, Device, Extra, HostMemory, Line, Machine, Measured, NoFit, Outcome, Params, Request,
-    SplitMode, Task, fits, report,
+    Bytes, Device, HostMemory, Line, Machine, Measured, NoFit, Outcome, Request, Task, fits, report,
 };
 use crate::gguf::Header;
 use crate::gpu::{self, DEADLINE, Prober};
@@ -66,25 +65,14 @@ impl Fit {
         let machine = self.machine()?;
         let mut request = Request::default();
         self.flags.apply(&mut request).map_err(CliError::Usage)?;
-        let mut params = request.params(&machine).map_err(CliError::Usage)?;
-        params.mtp = self.spec_type.is_some();
-        let mut margin: Vec<u64> = (0..machine.devices.len().max(1))
-            .map(|d| request.target(d))
-            .collect();
-        if let (Some(file), Some(first)) = (&self.mmproj, margin.first_mut()) {
-            *first = first.saturating_add(projector_bytes(file)?);
+        let mut task = Task::new(&model, &request, machine).map_err(CliError::Usage)?;
+        if let Some(draft) = &draft {
+            task.with_draft(draft);
+        } else if self.spec_type.is_some() {
+            task.with_mtp();
         }
-        let mut task = Task {
-            extra: extra(&model, draft.as_ref(), &params),
-            model: &model,
-            params,
-            machine,
-            margin,
-            n_ctx_min: request.n_ctx_min(),
-        };
-        if task.params.split_mode == SplitMode::None {
-            task.use_main_gpu()
-                .map_err(|why| CliError::Failed(why.to_string()))?;
+        if let (Some(file), Some(first)) = (&self.mmproj, task.margin.first_mut()) {
+            *first = first.saturating_add(projector_bytes(file)?);
         }
         if self.print || self.measure {
             self.given(&task, out)
@@ -192,40 +180,6 @@ fn load(source: &Path) -> Result<arch::Model, CliError> {
     let model = model::load(source)?;
     arch::Model::new(&model.headers)
         .map_err(|error| CliError::BadModel(format!("{}: {error}", source.display())))
-}
-
-/// The draft model, or the model's own MTP layers, with what the server gives such a context: one row of logits per sequence.
-fn extra<'a>(
-    model: &'a arch::Model,
-    draft: Option<&'a arch::Model>,
-    params: &Params,
-) -> Option<Extra<'a>> {
-    let common = Params {
-        n_outputs_max: params.n_seq.max(1),
-        ..params.clone()
-    };
-    if let Some(draft) = draft {
-        let fresh = Params::default();
-        return Some(Extra {
-            model: draft,
-            params: Params {
-                n_gpu_layers: fresh.n_gpu_layers,
-                overrides: fresh.overrides,
-                type_k: fresh.type_k,
-                type_v: fresh.type_v,
-                ..common
-            },
-            shares_weights: false,
-        });
-    }
-    params.mtp.then(|| Extra {
-        model,
-        params: Params {
-            mtp_context: true,
-            ..common
-        },
-        shares_weights: true,
-    })
 }
 
 fn projector_bytes(file: &Path) -> Result<u64, CliError> {

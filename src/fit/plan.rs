@@ -1,7 +1,8 @@
 //! A fit from beginning to end: what is asked for, the search, and what its line takes.
 
 use super::{
-    Bytes, Line, Machine, Measured, NoFit, Params, Place, Problem, Refusal, measure, search,
+    Bytes, Line, Machine, Measured, NoFit, Params, Place, Problem, Refusal, Request, SplitMode,
+    measure, search,
 };
 use crate::arch::Model;
 
@@ -60,7 +61,80 @@ pub fn fits(measured: &Measured, machine: &Machine) -> bool {
     devices.all(|(device, bytes)| bytes.total() <= device.free)
 }
 
-impl Task<'_> {
+impl<'a> Task<'a> {
+    /// What a request asks for on a machine.
+    ///
+    /// # Errors
+    /// An override, or a main device, that the machine has not.
+    pub fn new(model: &'a Model, request: &Request, machine: Machine) -> Result<Task<'a>, String> {
+        let devices = 0..machine.devices.len().max(1);
+        let mut task = Task {
+            model,
+            params: request.params(&machine)?,
+            margin: devices.map(|d| request.target(d)).collect(),
+            n_ctx_min: request.n_ctx_min(),
+            extra: None,
+            machine,
+        };
+        if task.params.split_mode == SplitMode::None && !task.machine.devices.is_empty() {
+            task.use_main_gpu()?;
+        }
+        Ok(task)
+    }
+
+    /// Plans for the main device alone, as llama.cpp does without a split.
+    fn use_main_gpu(&mut self) -> Result<(), String> {
+        let main = self.params.main_gpu;
+        let device = self.machine.devices.get(main).cloned();
+        let device = device.ok_or_else(|| format!("--main-gpu: device {main} does not exist"))?;
+        self.machine.devices = vec![device];
+        self.margin = self.margin.get(main).copied().into_iter().collect();
+        self.params.main_gpu = 0;
+        for o in &mut self.params.overrides {
+            o.place = match o.place {
+                Place::Device(d) if d == main => Place::Device(0),
+                // What another device holds is not looked at.
+                Place::Device(_) => Place::Device(usize::MAX),
+                Place::Host => Place::Host,
+            };
+        }
+        Ok(())
+    }
+
+    /// Adds a draft model beside the main one. As in the server it has its own defaults for layers and cache types, and
+    /// one row of logits per sequence.
+    pub fn with_draft(&mut self, draft: &'a Model) {
+        let fresh = Params::default();
+        let params = Params {
+            n_gpu_layers: fresh.n_gpu_layers,
+            overrides: fresh.overrides,
+            type_k: fresh.type_k,
+            type_v: fresh.type_v,
+            n_outputs_max: self.params.n_seq.max(1),
+            ..self.params.clone()
+        };
+        self.extra = Some(Extra {
+            model: draft,
+            params,
+            shares_weights: false,
+        });
+    }
+
+    /// Loads the model's own MTP blocks, with a context that drafts.
+    pub fn with_mtp(&mut self) {
+        self.params.mtp = true;
+        let params = Params {
+            mtp_context: true,
+            n_outputs_max: self.params.n_seq.max(1),
+            ..self.params.clone()
+        };
+        self.extra = Some(Extra {
+            model: self.model,
+            params,
+            shares_weights: true,
+        });
+    }
+
     /// What the model takes with parameters, the second model included.
     ///
     /// # Errors
@@ -130,33 +204,6 @@ impl Task<'_> {
         let line = search(&problem, &mut ask)?;
         let measured = self.measure(&line.apply(&self.params))?;
         Ok(Fit { line, measured })
-    }
-
-    /// Plans for the main device alone, as llama.cpp does without a split.
-    ///
-    /// # Errors
-    /// When there is no such device.
-    pub fn use_main_gpu(&mut self) -> Result<(), Refusal> {
-        if self.machine.devices.is_empty() {
-            return Ok(());
-        }
-        let main = self.params.main_gpu;
-        let device = self.machine.devices.get(main).cloned();
-        self.machine.devices = vec![device.ok_or(Refusal::Device(main))?];
-        self.margin = self.margin.get(main).copied().into_iter().collect();
-        let extra = self.extra.as_mut().map(|extra| &mut extra.params);
-        for params in [&mut self.params].into_iter().chain(extra) {
-            params.main_gpu = 0;
-            for o in &mut params.overrides {
-                o.place = match o.place {
-                    Place::Device(d) if d == main => Place::Device(0),
-                    // What another device holds is not looked at.
-                    Place::Device(_) => Place::Device(usize::MAX),
-                    Place::Host => Place::Host,
-                };
-            }
-        }
-        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use ggufuse::arch::Model;
-use ggufuse::fit::{Device, Machine, Request, SplitMode, Task, find_flag};
+use ggufuse::fit::{Device, Machine, Request, Task, find_flag};
 use ggufuse::gguf;
 use serde_json::Value;
 
@@ -166,21 +166,7 @@ impl Row {
         if self.kv_unified {
             request.set(find_flag("kv-unified").unwrap(), "").unwrap();
         }
-        let machine = self.machine();
-        let mut task = Task {
-            model,
-            params: request.params(&machine).unwrap(),
-            margin: (0..machine.devices.len())
-                .map(|d| request.target(d))
-                .collect(),
-            n_ctx_min: request.n_ctx_min(),
-            extra: None,
-            machine,
-        };
-        if task.params.split_mode == SplitMode::None {
-            task.use_main_gpu().unwrap();
-        }
-        Some(task)
+        Some(Task::new(model, &request, self.machine()).unwrap())
     }
 
     /// What was measured; `None` where llama.cpp refused the combination.
