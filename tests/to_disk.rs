@@ -9,8 +9,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use common::disk::{LoopDisk, can_mount};
 use common::trace::Traced;
 use common::{GgufBuilder, Mounted, ggufuse, kv, peers};
+use ggufuse::export::{self, Event, Output as ToWrite, Watch};
+use ggufuse::layout::{Piece, VirtualFile};
+use ggufuse::source::Source;
+use proptest::prelude::*;
 
 fn tool(peers: &Path, args: &[&str]) -> Output {
     Command::new(peers.join("bin/llama-gguf-split"))
@@ -476,4 +481,207 @@ fn verify_hashes_tensors_wherever_they_lie() {
         assert_eq!(text(&out.stdout), wanted);
     }
     mount.unmount();
+}
+
+/// Bytes that are free where a file lies.
+fn free(folder: &Path) -> u64 {
+    let out = Command::new("stat")
+        .args(["-f", "-c", "%f %S"])
+        .arg(folder)
+        .output()
+        .unwrap();
+    let text = text(&out.stdout);
+    text.split_whitespace()
+        .map(|n| n.parse::<u64>().unwrap())
+        .product()
+}
+
+/// Where data lies alike in source and output, and the file system can, it is there once.
+#[test]
+fn blocks_are_shared_where_that_is_possible() {
+    for (make, magic) in [("mkfs.xfs -q", "xfs"), ("mkfs.btrfs -q", "btrfs")] {
+        let tool = make.split(' ').next().unwrap();
+        let there = Command::new(tool).arg("-V").output().is_ok();
+        if !there || !can_mount() {
+            eprintln!("not run on {magic}: needs {tool}");
+            continue;
+        }
+        let disk = LoopDisk::with(Path::new("/dev/shm"), "400M", make);
+        let at = |name: &str| disk.path().join(name).to_str().unwrap().to_owned();
+        let mut model = GgufBuilder::sample(3, 16 << 20);
+        model.alignment = 65_536;
+        model
+            .kvs
+            .push(kv("general.alignment", 4, &65_536u32.to_le_bytes()));
+        model.write(at("m.gguf").as_ref());
+        sync(&disk.path());
+        // Some 190 MiB of model; a second copy would still fit, a third not.
+        let before = free(&disk.path());
+        for (args, out) in [
+            (
+                &[
+                    "merge",
+                    &at("m.gguf"),
+                    &at("one.gguf"),
+                    "--override-kv",
+                    "general.name=str:x",
+                ][..],
+                "one.gguf",
+            ),
+            (
+                &["split", &at("m.gguf"), &at("two"), "--verify"],
+                "two-00001-of-00001.gguf",
+            ),
+            (&["merge", &at("m.gguf"), &at("three.gguf")], "three.gguf"),
+        ] {
+            let done = ggufuse(args);
+            assert!(done.status.success(), "{magic}: {done:?}");
+            let same = ggufuse(&["verify", &at("m.gguf"), &at(out)]);
+            let only = if out == "one.gguf" { Some(1) } else { Some(0) };
+            assert_eq!(same.status.code(), only, "{magic}: {same:?}");
+            assert!(!text(&same.stdout).contains("tensor "), "{magic}: {same:?}");
+        }
+        sync(&disk.path());
+        let used = before.saturating_sub(free(&disk.path()));
+        assert!(used < 32 << 20, "{magic}: {used} bytes for three copies");
+    }
+}
+
+fn sync(folder: &Path) {
+    assert!(
+        Command::new("sync")
+            .arg("-f")
+            .arg(folder)
+            .status()
+            .unwrap()
+            .success()
+    );
+}
+
+#[test]
+fn progress_is_a_bar_on_a_terminal_and_lines_elsewhere() {
+    let folder = Folder::in_memory();
+    let model = folder.at("m.gguf");
+    GgufBuilder::sample(2, 5_000_000).write(model.as_ref());
+    let merge = |out: &str| {
+        format!(
+            "{} merge {model} {}",
+            env!("CARGO_BIN_EXE_ggufuse"),
+            folder.at(out)
+        )
+    };
+    // A terminal of its own, of which script(1) writes down what is shown.
+    let shown = Command::new("script")
+        .args(["-qec", &merge("one"), "/dev/null"])
+        .env("TERM", "xterm")
+        .output()
+        .unwrap();
+    assert!(shown.status.success());
+    let shown = text(&shown.stdout);
+    assert!(
+        shown.contains("of 38.15 MiB") && shown.contains("left"),
+        "{shown:?}"
+    );
+    assert!(
+        shown.contains("merged from 1 split with 2 tensors."),
+        "{shown:?}"
+    );
+    // A slow copy without a terminal: stopped for longer than it takes until a line is due.
+    let merge = ["merge", &model, &folder.at("two")];
+    let log = folder.at("log");
+    let mut slow = Traced::logging(&merge, log.as_ref());
+    while slow.step().expect("it is not over yet").nr != libc::SYS_copy_file_range {}
+    std::thread::sleep(std::time::Duration::from_millis(5_100));
+    assert_eq!(slow.finish(), 0);
+    let lines = fs::read_to_string(&log).unwrap();
+    let line = lines.lines().next().unwrap();
+    assert!(
+        line.contains(" of 38.15 MiB, ") && line.ends_with(" left"),
+        "{lines}"
+    );
+    assert!(
+        !lines.contains('\r') && !lines.contains('\u{1b}'),
+        "{lines:?}"
+    );
+}
+
+/// Reads what a virtual file says, the naive way.
+fn naive(content: &VirtualFile, sources: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for piece in content.resolve(0, content.len()) {
+        match piece {
+            Piece::Inline(inline) => bytes.extend_from_slice(inline),
+            Piece::Zeros(n) => bytes.resize(bytes.len() + n as usize, 0),
+            Piece::Source {
+                source,
+                offset,
+                len,
+            } => {
+                bytes.extend_from_slice(&sources[source][offset as usize..][..len as usize]);
+            }
+        }
+    }
+    bytes
+}
+
+struct Quiet;
+
+impl Watch for Quiet {
+    fn event(&mut self, _: Event<'_>) {}
+
+    fn stopped(&self) -> bool {
+        false
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Any virtual file comes out byte for byte; one whose sources follow one another also takes them with it.
+    #[test]
+    fn what_is_written_equals_a_byte_vector(
+        lens in prop::collection::vec(1usize..20_000, 1..5),
+        parts in prop::collection::vec((0u8..4, 0usize..5, any::<u64>(), 0u64..9_000), 0..12),
+        verify in any::<bool>(),
+    ) {
+        let folder = Folder::in_memory();
+        let bytes: Vec<Vec<u8>> = lens
+            .iter()
+            .enumerate()
+            .map(|(no, &len)| (0..len).map(|i| (i * 7 + no * 31) as u8).collect())
+            .collect();
+        let paths: Vec<PathBuf> = (0..lens.len()).map(|no| folder.path().join(no.to_string())).collect();
+        for (path, bytes) in paths.iter().zip(&bytes) {
+            fs::write(path, bytes).unwrap();
+        }
+        let mut content = VirtualFile::default();
+        let mut last = 0;
+        let mut ordered = true;
+        for (kind, source, offset, len) in parts {
+            let source = source % lens.len();
+            match kind {
+                0 => content.push_inline(vec![len as u8; len as usize % 300]).unwrap(),
+                1 => content.push_zeros(len % 300).unwrap(),
+                _ => {
+                    let offset = offset % lens[source] as u64;
+                    let len = len.min(lens[source] as u64 - offset);
+                    if len > 0 {
+                        ordered &= source >= last;
+                        last = source;
+                    }
+                    content.push_source(source, offset, len).unwrap();
+                }
+            }
+        }
+        let wanted = naive(&content, &bytes);
+        let open = || paths.iter().map(|path| Source::open(path).unwrap()).collect::<Vec<_>>();
+        let output = |name: &str| ToWrite { path: folder.path().join(name), content: content.clone() };
+        export::write(&[output("out")], &open(), false, verify, &mut Quiet).unwrap();
+        prop_assert!(fs::read(folder.path().join("out")).unwrap() == wanted);
+        if ordered {
+            export::drain(&output("drained"), open(), verify, &mut Quiet).unwrap();
+            prop_assert!(fs::read(folder.path().join("drained")).unwrap() == wanted);
+            prop_assert_eq!(folder.names(), ["drained", "out"]);
+        }
+    }
 }

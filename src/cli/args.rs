@@ -20,6 +20,9 @@ Examples:
   ggufuse mount ~/models /mnt/models                        every model below it, each in a directory of its own
   ggufuse plan model.gguf --split-max-size 2G               the shards, without touching anything
   ggufuse unmount /mnt/model
+  ggufuse split model.gguf out/model --split-max-size 2G    out/model-00001-of-0000N.gguf …, real files
+  ggufuse merge out/model-00001-of-00004.gguf model.gguf --delete-splits
+  ggufuse verify model.gguf out/model-00001-of-00004.gguf   whether both hold the same
 
 Exit codes: 0 ok, 1 failed, 2 usage, 3 does not fit, 4 invalid or incomplete GGUF, 5 mount failed.";
 

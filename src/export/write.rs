@@ -34,7 +34,7 @@ pub fn write(
     let Some(first) = todo.first() else {
         return Ok(());
     };
-    room::check(&first.path, todo.iter().map(|output| output.content.len()))?;
+    room::check(&todo, sources)?;
     let mut partials: Vec<Partial> = Vec::new();
     for output in &todo {
         let mut partial = Partial::create(&output.path)?;

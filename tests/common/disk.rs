@@ -27,19 +27,26 @@ fn sh(line: &str, args: &[&Path]) -> String {
     String::from_utf8(out.stdout).unwrap().trim().to_owned()
 }
 
-/// An ext4 of 128 MiB on a loop device.
+/// A file system on a loop device.
 pub struct LoopDisk {
     dir: tempfile::TempDir,
     device: PathBuf,
 }
 
 impl LoopDisk {
-    /// Its blocks are those of a sparse file in `folder`.
+    /// An ext4 of 128 MiB. Its blocks are those of a sparse file in `folder`.
     pub fn new(folder: &Path) -> LoopDisk {
+        LoopDisk::with(folder, "128M", "mkfs.ext4 -q -O ^has_journal")
+    }
+
+    /// A file system of this size that `make` makes.
+    pub fn with(folder: &Path, size: &str, make: &str) -> LoopDisk {
         let dir = tempfile::tempdir_in(folder).unwrap();
         fs::create_dir(dir.path().join("mnt")).unwrap();
-        let make = r#"truncate -s 128M "$1/disk"; mkfs.ext4 -q -O ^has_journal "$1/disk"; losetup --show -f "$1/disk""#;
-        let device = sh(make, &[dir.path()]).into();
+        let line = format!(
+            r#"truncate -s {size} "$1/disk"; {make} "$1/disk" >&2; losetup --show -f "$1/disk""#
+        );
+        let device = sh(&line, &[dir.path()]).into();
         let disk = LoopDisk { dir, device };
         sh(r#"mount "$1" "$2""#, &[&disk.device, &disk.path()]);
         disk

@@ -1,6 +1,8 @@
 //! The command under ptrace: stopped at every system call, before and after it, and killed where a test likes.
 
+use std::fs::File;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A stop at a system call.
@@ -23,12 +25,18 @@ pub struct Traced {
 
 impl Traced {
     pub fn start(args: &[&str]) -> Traced {
+        Traced::logging(args, Path::new("/dev/null"))
+    }
+
+    /// With its stderr in a file.
+    pub fn logging(args: &[&str], stderr: &Path) -> Traced {
+        let log = File::create(stderr).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ggufuse"));
         command
             .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null());
+            .stderr(log);
         // SAFETY: between fork and exec only one system call is made.
         unsafe {
             command.pre_exec(|| match libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) {
