@@ -7,6 +7,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,10 +20,18 @@ struct Server {
 }
 
 impl Drop for Server {
+    /// Ends the whole process group: a server may be the child of an xargs.
     fn drop(&mut self) {
-        drop(self.child.kill());
+        let group = -i32::try_from(self.child.id()).unwrap();
+        // SAFETY: takes no pointer; a signal to the group that this test has started.
+        unsafe { libc::kill(group, libc::SIGKILL) };
         drop(self.child.wait());
     }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
 }
 
 impl Server {
@@ -32,28 +41,20 @@ impl Server {
     }
 
     fn with(peers: &Path, args: &[&str]) -> Server {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let dir = peers.join("server");
-        let child = Command::new(dir.join("llama-server"))
-            .env("LD_LIBRARY_PATH", &dir)
+        let port = free_port();
+        let mut command = Command::new(peers.join("server/llama-server"));
+        command
             .args(args)
-            .args([
-                "--host",
-                "127.0.0.1",
-                "--port",
-                &port.to_string(),
-                "-c",
-                "256",
-                "-np",
-                "1",
-                "--no-warmup",
-                "-t",
-                "2",
-            ])
+            .args(["--host", "127.0.0.1", "--port", &port.to_string()])
+            .args(["-c", "256", "-np", "1", "--no-warmup", "-t", "2"]);
+        Server::run(&mut command, port)
+    }
+
+    /// Starts a command that ends in a server on `port`, and waits until it has loaded its model.
+    fn run(command: &mut Command, port: u16) -> Server {
+        let child = command
+            .process_group(0)
+            .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -67,7 +68,7 @@ impl Server {
             assert!(Instant::now() < deadline, "llama-server does not answer");
             assert!(
                 server.child.try_wait().unwrap().is_none(),
-                "llama-server ended: it could not load with {args:?}"
+                "llama-server ended: {command:?}"
             );
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -132,6 +133,30 @@ fn llama_server_answers_from_every_view_as_from_the_source() {
     }
     merged.unmount();
     shards.unmount();
+}
+
+#[test]
+fn llama_server_takes_its_arguments_from_fit_args() {
+    let peers = peers();
+    let dir = tempfile::tempdir().unwrap();
+    // A name that needs quotes.
+    let model = dir.path().join("it's a $model \\ \"1\".gguf");
+    std::os::unix::fs::symlink(peers.join("gemma.gguf"), &model).unwrap();
+    let mount = Mounted::new(&model, &["--split-max-tensors", "100"]);
+    let port = free_port();
+    let script = r#"cat "$1" | xargs "$2" --host 127.0.0.1 --port "$3" --no-warmup -t 2"#;
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script, "sh"])
+        .arg(mount.path().join("fit-args"))
+        .arg(peers.join("server/llama-server"))
+        .arg(port.to_string());
+    let running = Server::run(&mut command, port);
+    assert!(!running.complete().trim().is_empty());
+    let props = running.ask("GET", "/props", "").unwrap();
+    assert!(props.contains("00001-of-"), "{props}");
+    drop(running);
+    mount.unmount();
 }
 
 #[test]

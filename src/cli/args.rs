@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use super::fit::Fit;
+use super::fit_flags::FitFlags;
 use crate::gpu;
 use crate::layout::SplitOptions;
 use crate::library::Layout;
@@ -187,6 +188,8 @@ pub(super) struct Mount {
     pub split: Limits,
     #[command(flatten)]
     pub overrides: Overrides,
+    #[command(flatten)]
+    pub fit: FitFlags<true>,
     /// Stay in the foreground
     #[arg(short, long)]
     pub foreground: bool,

@@ -1,19 +1,14 @@
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
 use super::exit::CliError;
 use super::fit_flags::FitFlags;
-use crate::arch;
-use crate::fit::{
-    Bytes, Device, HostMemory, Line, Machine, Measured, NoFit, Outcome, Request, Task, fits, report,
-};
-use crate::gguf::Header;
-use crate::gpu::{self, DEADLINE, Prober};
-use crate::model;
-use crate::units::parse_size;
+use super::wish::{Wish, load};
+use crate::fit::{Bytes, Line, Measured, NoFit, Outcome, Request, Task, fits, report};
+use crate::gpu::Prober;
 
 #[derive(Debug, ClapArgs)]
 #[group(id = "form")]
@@ -22,23 +17,6 @@ pub(super) struct Fit {
     source: PathBuf,
     #[command(flatten)]
     flags: FitFlags<false>,
-    /// Plan for this device instead of those of this machine, in bytes or with a unit: CUDA0=23GiB/24GiB (repeatable); CPU is the host
-    #[arg(long, value_name = "NAME=FREE[/TOTAL]")]
-    device: Vec<String>,
-    /// A multimodal projector, loaded beside the model
-    #[arg(long, visible_alias = "mm", value_name = "FILE")]
-    mmproj: Option<PathBuf>,
-    /// A draft model, loaded beside the model
-    #[arg(
-        long,
-        visible_alias = "md",
-        visible_alias = "spec-draft-model",
-        value_name = "FILE"
-    )]
-    model_draft: Option<PathBuf>,
-    /// Draft with the model's own MTP layers: draft-mtp
-    #[arg(long, value_name = "TYPE", value_parser = ["draft-mtp"], conflicts_with = "model_draft")]
-    spec_type: Option<String>,
     /// Print device, model, context and compute in MiB for the parameters as given, as `llama-fit-params -fitp on` does
     #[arg(long, conflicts_with_all = ["json", "report", "measure"])]
     print: bool,
@@ -61,45 +39,18 @@ impl Fit {
             ));
         }
         let model = load(&self.source)?;
-        let draft = self.model_draft.as_deref().map(load).transpose()?;
-        let machine = self.machine()?;
-        let mut request = Request::default();
-        self.flags.apply(&mut request).map_err(CliError::Usage)?;
-        let mut task = Task::new(&model, &request, machine).map_err(CliError::Usage)?;
-        if let Some(draft) = &draft {
-            task.with_draft(draft);
-        } else if self.spec_type.is_some() {
-            task.with_mtp();
-        }
-        if let (Some(file), Some(first)) = (&self.mmproj, task.margin.first_mut()) {
-            *first = first.saturating_add(projector_bytes(file)?);
-        }
-        if self.print || self.measure {
+        let wish = Wish::new(Request::default(), &self.flags)?;
+        let (machine, notes) = wish.machine(&Prober::default());
+        let task = wish.task(&model, machine, wish.projector())?;
+        let done = if self.print || self.measure {
             self.given(&task, out)
         } else {
             self.search(&task, out)
+        };
+        if self.report {
+            notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
         }
-    }
-
-    /// The machine that was named, or this one.
-    fn machine(&self) -> Result<Machine, CliError> {
-        if self.device.is_empty() {
-            let prober = Prober::new(Path::new("/proc/self/exe"), Path::new("/"), DEADLINE);
-            return Ok(machine_of(&prober.machine()));
-        }
-        let mut machine = Machine::default();
-        for text in &self.device {
-            let (name, free, total) = parse_device(text).map_err(CliError::Usage)?;
-            if name == "CPU" {
-                machine.host = Some(HostMemory { free, total });
-            } else if machine.devices.iter().any(|d| d.name == name) {
-                return Err(CliError::Usage(format!("--device {name} is given twice")));
-            } else {
-                let name = name.to_owned();
-                machine.devices.push(Device { name, free, total });
-            }
-        }
-        Ok(machine)
+        done
     }
 
     fn given(&self, task: &Task<'_>, out: &mut impl Write) -> Result<(), CliError> {
@@ -156,48 +107,6 @@ impl Fit {
             }
         }
     }
-}
-
-/// What llama.cpp would plan with on a machine that was probed.
-pub(super) fn machine_of(found: &gpu::Machine) -> Machine {
-    let device = |d: &&gpu::Device| Device {
-        name: d.name.clone(),
-        free: d.free,
-        total: d.total,
-    };
-    let host = found.host;
-    Machine {
-        devices: found.used().iter().map(device).collect(),
-        host: Some(HostMemory {
-            free: host.available.unwrap_or(host.total),
-            total: host.total,
-        }),
-    }
-}
-
-/// Reads a model's headers as llama.cpp sees them.
-fn load(source: &Path) -> Result<arch::Model, CliError> {
-    let model = model::load(source)?;
-    arch::Model::new(&model.headers)
-        .map_err(|error| CliError::BadModel(format!("{}: {error}", source.display())))
-}
-
-fn projector_bytes(file: &Path) -> Result<u64, CliError> {
-    let headers: Vec<Header> = model::load(file)?.headers;
-    arch::projector_bytes(&headers)
-        .map_err(|error| CliError::BadModel(format!("{}: {error}", file.display())))
-}
-
-fn parse_device(text: &str) -> Result<(&str, u64, u64), String> {
-    let wrong = || format!("--device {text:?} is no NAME=FREE[/TOTAL]");
-    let (name, sizes) = text.split_once('=').ok_or_else(wrong)?;
-    let (free, total) = sizes.split_once('/').unwrap_or((sizes, sizes));
-    if name.is_empty() {
-        return Err(wrong());
-    }
-    // A full device has no bytes free, which is no size.
-    let size = |text: &str| if text == "0" { Ok(0) } else { parse_size(text) };
-    Ok((name, size(free)?, size(total)?))
 }
 
 /// The form of `llama-fit-params -fitp on`: whole MiB, each with a space behind.

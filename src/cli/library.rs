@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -17,15 +17,17 @@ use crate::vfs::{About, Entry, Folder, Fs, Model, Plan, VfsError, View};
 #[derive(Debug)]
 pub(super) struct Shelves {
     watch: Watch,
+    point: PathBuf,
     shown: Arc<Shown>,
     /// The models that are shown, by their paths below the mount point.
     models: HashMap<PathBuf, Arc<OfLibrary>>,
 }
 
 impl Shelves {
-    pub(super) fn new(watch: Watch, shown: Shown) -> Shelves {
+    pub(super) fn new(watch: Watch, point: &Path, shown: Shown) -> Shelves {
         Shelves {
             watch,
+            point: point.to_owned(),
             shown: Arc::new(shown),
             models: HashMap::new(),
         }
@@ -62,6 +64,7 @@ impl Shelves {
                     let plan = before.cloned().unwrap_or_else(|| {
                         Arc::new(OfLibrary {
                             item,
+                            directory: self.point.join(&path),
                             shown: Arc::clone(&self.shown),
                         })
                     });
@@ -92,6 +95,8 @@ impl Shelves {
 #[derive(Debug)]
 struct OfLibrary {
     item: Item,
+    /// Where it is shown.
+    directory: PathBuf,
     shown: Arc<Shown>,
 }
 
@@ -116,7 +121,7 @@ impl OfLibrary {
             (source.path().to_owned(), why.to_owned())
         });
         refuse(written.collect())?;
-        self.shown.view(model)
+        self.shown.view(model, &self.directory)
     }
 }
 

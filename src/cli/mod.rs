@@ -5,6 +5,7 @@ mod background;
 mod check;
 mod exit;
 mod fit;
+mod fit_files;
 mod fit_flags;
 mod gpus;
 mod inspect;
@@ -26,6 +27,7 @@ mod split;
 mod status;
 mod unmount;
 mod verify;
+mod wish;
 
 use std::fs::File;
 use std::io::Write;

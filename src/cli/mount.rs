@@ -7,6 +7,7 @@ use std::thread;
 
 use super::args::{HeadersArg, Mount};
 use super::exit::CliError;
+use super::fit_files::Advisor;
 use super::library::Shelves;
 use super::logging::{self, Logging};
 use super::metrics::Metrics;
@@ -19,7 +20,7 @@ use crate::library::{Layout, Library, Scan, Watch};
 use crate::model;
 use crate::mount::{End, MountOptions, PointError, check, clear_stale, holds, serve};
 use crate::source::{keep_sources_in, limit_open_files};
-use crate::vfs::{Fs, Ownership};
+use crate::vfs::{FileContent, Fs, Ownership, ViewFile};
 use crate::views::ViewOptions;
 
 /// Requests served at a time.
@@ -37,6 +38,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         log_file: given.log_file.clone(),
         overrides: given.overrides.clone(),
         user: given.user.clone(),
+        fit: given.fit.clone(),
         ..*given
     };
     let flags = options::apply(&mut args)?;
@@ -72,6 +74,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
     let shown = Shown {
         options: view_options,
         changes: overlay::read(&args.overrides)?,
+        advisor: Arc::new(Advisor::new(&args.fit)?),
     };
     use_all_descriptors();
     let Served {
@@ -80,7 +83,7 @@ pub(super) fn run(given: &Mount, verbose: u8, quiet: bool) -> Result<(), CliErro
         shelves,
         sources,
     } = match library(&source, &args, &point)? {
-        Some((watch, scan)) => many(watch, scan, shown, flags.ownership),
+        Some((watch, scan)) => many(watch, scan, &point, shown, flags.ownership),
         None => one(&source, &point, shown, flags.ownership)?,
     };
     let status = format!(
@@ -194,13 +197,13 @@ fn library(source: &Path, args: &Mount, point: &Path) -> Result<Option<(Watch, S
     Ok(Some((watch, scan)))
 }
 
-fn many(watch: Watch, scan: Scan, shown: Shown, ownership: Ownership) -> Served {
+fn many(watch: Watch, scan: Scan, point: &Path, shown: Shown, ownership: Ownership) -> Served {
     let status = format!("{} model(s) (library)", scan.items.len());
     let sources = vec![match watch.library().follow_outside {
         true => "/".into(),
         false => watch.library().root.clone(),
     }];
-    let mut shelves = Shelves::new(watch, shown);
+    let mut shelves = Shelves::new(watch, point, shown);
     let fs = Fs::library(shelves.folder(scan), ownership);
     Served {
         fs: Arc::new(fs),
@@ -216,18 +219,21 @@ fn one(
     shown: Shown,
     ownership: Ownership,
 ) -> Result<Served, CliError> {
-    let view = shown.load(source)?;
+    let view = shown.load(source, point)?;
     if let Some(inside) = view.sources.iter().find(|s| holds(point, s.path())) {
         let (point, inside) = (point.display(), inside.path().display());
         return Err(CliError::Mount(format!(
             "{point}: the source {inside} lies inside; it could not be reached"
         )));
     }
-    let status = format!("{} file(s) ({})", view.files.len(), view.kind);
+    let fixed = |file: &&ViewFile| matches!(file.content, FileContent::Fixed(_));
+    let files = view.files.iter().filter(fixed).count();
+    let status = format!("{files} file(s) ({})", view.kind);
     let opened = view.sources.iter().map(|source| source.path());
     let sources = rights::folders(opened.chain([source]));
     let plan = OneModel {
         source: source.to_owned(),
+        point: point.to_owned(),
         shown,
     };
     let fs = Fs::model(Arc::new(plan), view, ownership);

@@ -80,6 +80,7 @@ pub(super) fn apply(mount: &mut Mount) -> Result<MountFlags, CliError> {
                     .ok_or_else(|| bad("needs an octal mask".to_owned()))?;
             }
             "fsname" => flags.fsname = Some(need()?.to_owned()),
+            _ if mount.fit.add(key, value) => {}
             "view" => mount.view = ViewArg::from_str(need()?, false).map_err(bad)?,
             "headers" => mount.headers = HeadersArg::from_str(need()?, false).map_err(bad)?,
             "layout" => {

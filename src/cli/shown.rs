@@ -3,8 +3,10 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::exit::CliError;
+use super::fit_files::{self, Advisor};
 use super::overlay;
 use crate::layout::{Built, LayoutError, Overlay, Piece, VirtualFile};
 use crate::model::{self, Model, ModelError, Projector};
@@ -17,15 +19,17 @@ use crate::views::{self, ViewOptions};
 pub(super) struct Shown {
     pub options: ViewOptions,
     pub changes: Overlay,
+    pub advisor: Arc<Advisor>,
 }
 
 impl Shown {
-    pub(super) fn load(&self, source: &Path) -> Result<View, CliError> {
-        self.view(model::load(source)?)
+    /// The files of a model that is shown in `directory`.
+    pub(super) fn load(&self, source: &Path, directory: &Path) -> Result<View, CliError> {
+        self.view(model::load(source)?, directory)
     }
 
-    /// The files of a model's directory: its view, and its projectors as they are.
-    pub(super) fn view(&self, mut model: Model) -> Result<View, CliError> {
+    /// The files of a model's directory: its view, its projectors as they are, and what fits it into memory.
+    pub(super) fn view(&self, mut model: Model, directory: &Path) -> Result<View, CliError> {
         overlay::apply(&self.changes, &mut model)?;
         let laid_out = views::build(&model, &self.options)?;
         let files = laid_out.files.into_iter();
@@ -36,16 +40,23 @@ impl Shown {
                 content: FileContent::Fixed(built.file),
             })
             .collect();
+        let first = files.first().map(|file| directory.join(&file.name));
         let mut sources = model.sources;
         let mut problems = Vec::new();
+        let mut beside = None;
         for Projector { name, file } in model.projectors {
             match file {
-                Ok((source, _)) => {
+                Ok((source, header)) => {
+                    beside.get_or_insert_with(|| (directory.join(&name), header));
                     files.push(as_it_is(name, sources.len(), &source)?);
                     sources.push(source);
                 }
                 Err(problem) => problems.push(problem),
             }
+        }
+        if let Some(first) = first {
+            let advisor = Arc::clone(&self.advisor);
+            files.extend(fit_files::files(advisor, &model.headers, first, beside));
         }
         if !problems.is_empty() {
             files.push(error_file(&ModelError::Invalid { problems }));
@@ -100,12 +111,14 @@ fn paths(built: &Built, sources: &[Source]) -> Vec<u8> {
 #[derive(Debug)]
 pub(super) struct OneModel {
     pub source: PathBuf,
+    /// Where it is shown.
+    pub point: PathBuf,
     pub shown: Shown,
 }
 
 impl Plan for OneModel {
     fn plan(&self) -> Result<View, VfsError> {
-        self.shown.load(&self.source).map_err(|error| {
+        self.shown.load(&self.source, &self.point).map_err(|error| {
             log::error!("{}: cannot serve it again: {error}", self.source.display());
             VfsError::Source(SourceError::Changed {
                 path: self.source.clone(),

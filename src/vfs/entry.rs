@@ -120,4 +120,7 @@ pub trait Compute: Debug + Send + Sync {
     /// # Errors
     /// What the open answers: [`VfsError::NoMemory`] is ENOMEM, [`VfsError::Failed`] is EIO.
     fn compute(&self) -> Result<Vec<u8>, VfsError>;
+
+    /// Roughly the bytes of memory that it holds to do so.
+    fn weight(&self) -> usize;
 }

@@ -149,7 +149,7 @@ impl Planned {
         };
         let files = self.view.files.iter().map(|file| match &file.content {
             FileContent::Fixed(file) => extents(file),
-            FileContent::Computed(_) => 0,
+            FileContent::Computed(compute) => compute.weight(),
         });
         files.sum::<usize>() + NODE * (self.nodes.len() + self.view.sources.len())
     }

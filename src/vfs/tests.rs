@@ -110,6 +110,10 @@ impl Compute for Clock {
         *n += 1;
         (*n < 5).then(|| b"x".repeat(*n)).ok_or(VfsError::NoMemory)
     }
+
+    fn weight(&self) -> usize {
+        0
+    }
 }
 
 fn fixture() -> (tempfile::TempDir, PathBuf, Fs) {

@@ -80,10 +80,12 @@ impl Mounted {
         self.dir.path()
     }
 
+    /// The names of the files in the mount, without those of the fit.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(self.path())
             .unwrap()
             .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .filter(|name| !name.starts_with("fit-"))
             .collect();
         names.sort();
         names
