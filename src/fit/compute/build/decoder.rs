@@ -376,9 +376,9 @@ fn network(
         _ => {}
     }
     let activation = match style.activation {
-        Activation::Silu if is_bounded(b, "swiglu_clamp_exp", il) => match b.hp.arch() {
-            "maple" => Activation::SwigluClamp,
-            _ => Activation::BoundedSilu,
+        Activation::Silu => match b.silu(il, "swiglu_clamp_exp") {
+            Activation::BoundedSilu if b.hp.arch() == "maple" => Activation::SwigluClamp,
+            silu => silu,
         },
         other => other,
     };
@@ -415,7 +415,7 @@ fn network(
         return Ok(routed);
     }
     let mut shared = if b.has(il, SHARED_EXPERT.gate, "weight") {
-        b.ffn(il, x, SHARED_EXPERT, shared_activation(b, il))?
+        b.ffn(il, x, SHARED_EXPERT, b.silu(il, "swiglu_clamp_shexp"))?
     } else {
         b.ffn_halves(il, x, SHARED_EXPERT, Glu::Swiglu)?
     };
@@ -428,7 +428,7 @@ fn network(
 
 fn dense(b: &mut Build<'_>, il: usize, x: Id, style: &Style) -> Result<Id, Error> {
     let activation = match style.activation {
-        Activation::Silu => shared_activation(b, il),
+        Activation::Silu => b.silu(il, "swiglu_clamp_shexp"),
         other => other,
     };
     // MPT may divide what is behind the activation.
@@ -439,21 +439,6 @@ fn dense(b: &mut Build<'_>, il: usize, x: Id, style: &Style) -> Result<Id, Error
     let hidden = b.activate(activation, up);
     let hidden = b.g.div(hidden, divisor);
     b.ffn_linear(il, FFN.down, hidden)
-}
-
-/// SiLU of dense networks and shared experts, bounded in the layers that the header names.
-fn shared_activation(b: &Build<'_>, il: usize) -> Activation {
-    if is_bounded(b, "swiglu_clamp_shexp", il) {
-        Activation::BoundedSilu
-    } else {
-        Activation::Silu
-    }
-}
-
-/// Whether a list of bounds has one for the layer.
-fn is_bounded(b: &Build<'_>, key: &str, il: usize) -> bool {
-    let bound = b.hp.keys.floats(key).and_then(|bounds| bounds.get(il));
-    bound.is_some_and(|&bound| bound > 1e-6)
 }
 
 /// A gated network with a norm before its last matrix (BitNet).

@@ -130,6 +130,16 @@ impl Build<'_> {
         }
     }
 
+    /// SiLU, within bounds in the layers that have one in the list `key`.
+    pub fn silu(&self, il: usize, key: &str) -> Activation {
+        let bound = self.hp.keys.floats(key).and_then(|bounds| bounds.get(il));
+        if bound.is_some_and(|&bound| bound > 1e-6) {
+            Activation::BoundedSilu
+        } else {
+            Activation::Silu
+        }
+    }
+
     /// The gating that the header names.
     pub fn gating(&self, default: Gating) -> Result<Gating, Error> {
         let raw = self.hp.keys.opt("expert_gating_func")?;

@@ -3,7 +3,8 @@
 
 use super::sparse::IndexerInputs;
 use super::{
-    Activation, AttentionInputs, Build, Error, Extras, FFN, Gating, Norm, Qkv, SHARED_EXPERT,
+    Activation, AttentionInputs, Build, Error, Experts, Extras, FFN, Gating, Norm, Qkv,
+    SHARED_EXPERT,
 };
 use crate::fit::compute::graph::{F32, I64, Id};
 
@@ -273,15 +274,23 @@ impl Build<'_> {
 
     /// Routed experts and a shared one, or a dense network.
     pub fn shared_and_routed(&mut self, il: usize, x: Id, normalize: bool) -> Result<Id, Error> {
+        let silu = |key| match self.hp.arch() {
+            "bailingmoe3" => self.silu(il, key),
+            _ => Activation::Silu,
+        };
+        let (dense, routed) = (silu("swiglu_clamp_shexp"), silu("swiglu_clamp_exp"));
         if !self.has(il, "ffn_gate_inp", "weight") {
-            return self.ffn(il, x, FFN, Activation::Silu);
+            return self.ffn(il, x, FFN, dense);
         }
-        let experts = self.swiglu_experts(self.gating(self.default_gating())?, normalize);
+        let experts = Experts {
+            activation: routed,
+            ..self.swiglu_experts(self.gating(self.default_gating())?, normalize)
+        };
         let routed = self.experts(il, x, experts)?;
         if !self.has(il, "ffn_up_shexp", "weight") {
             return Ok(routed);
         }
-        let shared = self.ffn(il, x, SHARED_EXPERT, Activation::Silu)?;
+        let shared = self.ffn(il, x, SHARED_EXPERT, dense)?;
         Ok(self.g.add(routed, shared))
     }
 
