@@ -177,7 +177,7 @@ fn llama_server_lists_and_loads_a_library() {
     }
     link(&model, "single.gguf");
     std::fs::write(dir.path().join("broken.gguf"), b"no model").unwrap();
-    let mount = Mounted::new(dir.path(), &[]);
+    let mount = Mounted::new(dir.path(), &["--follow-outside"]);
     assert_eq!(mount.names(), ["broken", "set", "single"]);
     let router = Server::with(&peers, &["--models-dir", mount.path().to_str().unwrap()]);
     let listed = router.ask("GET", "/v1/models", "").unwrap();

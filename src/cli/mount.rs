@@ -17,7 +17,7 @@ use super::shown::{OneModel, Shown};
 use super::{background, options, overlay, service};
 use crate::layout::SplitOptions;
 use crate::library::{Layout, Library, Scan, Watch};
-use crate::model;
+use crate::model::{self, ModelError};
 use crate::mount::{End, MountOptions, PointError, check, clear_stale, holds, serve};
 use crate::source::{keep_sources_in, limit_open_files};
 use crate::vfs::{FileContent, Fs, Ownership, ViewFile};
@@ -187,7 +187,9 @@ fn library(source: &Path, args: &Mount, point: &Path) -> Result<Option<(Watch, S
         [item] => item.folder.is_empty() && !scan.structured,
         _ => false,
     };
-    if layout.is_none() && one_model {
+    // Several, of which all but one lead out of the library, are no single model either.
+    let many = || matches!(model::find(source), Err(ModelError::ManyModels { .. }));
+    if layout.is_none() && one_model && !many() {
         return Ok(None);
     }
     if !args.follow_outside {
