@@ -58,14 +58,15 @@ impl Shown {
             let advisor = Arc::clone(&self.advisor);
             files.extend(fit_files::files(advisor, &model.headers, first, beside));
         }
-        if !problems.is_empty() {
+        let provisional = !problems.is_empty();
+        if provisional {
             files.push(error_file(&ModelError::Invalid { problems }));
         }
         Ok(View {
             files,
             sources,
             kind: laid_out.kind,
-            provisional: false,
+            provisional,
         })
     }
 }

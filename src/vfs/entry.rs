@@ -65,7 +65,7 @@ pub struct View {
     pub sources: Vec<Source>,
     /// Value of `user.ggufuse.view`: `merged`, `shards` …
     pub kind: &'static str,
-    /// There is nothing to serve as yet, so it is planned anew whenever somebody looks (at most twice a second).
+    /// Something cannot be served as yet, so it is planned anew whenever somebody looks (at most twice a second).
     pub provisional: bool,
 }
 
