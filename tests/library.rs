@@ -239,14 +239,11 @@ fn llama_cpp_cache() {
     let gemma = mount
         .path()
         .join("ggml-org/gemma-3-4b-it-GGUF/gemma-3-4b-it-Q4_K_M");
-    let mut names: Vec<_> = fs::read_dir(gemma)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
     assert_eq!(
-        names,
+        names(&gemma),
         [
+            "fit-args",
+            "fit-report",
             "gemma-3-4b-it-Q4_K_M-00001-of-00001.gguf",
             "mmproj-model-f16.gguf"
         ]
@@ -391,6 +388,13 @@ fn eventually(what: &str, done: impl Fn() -> bool) {
     println!("{what}: after {:?}", start.elapsed());
 }
 
+/// The names in a directory but for those of what fits a model into memory.
+fn models(dir: &Path) -> Vec<String> {
+    let mut names = names(dir);
+    names.retain(|name| !name.starts_with("fit-"));
+    names
+}
+
 fn names(dir: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(dir) else {
         return Vec::new();
@@ -440,7 +444,7 @@ fn a_mount_follows_its_library() {
     let why = fs::read_to_string(seen("set/ERROR.txt")).unwrap();
     assert!(why.contains(&format!("{}: missing", parts[1])), "{why}");
     fs::copy(shards.path().join(&parts[1]), at(&parts[1])).unwrap();
-    eventually("a whole set", || names(&seen("set")) == ["set.gguf"]);
+    eventually("a whole set", || models(&seen("set")) == ["set.gguf"]);
     assert!(fs::read(seen("set/set.gguf")).is_ok());
     shards.unmount();
 
@@ -485,7 +489,9 @@ fn a_download_is_not_served_before_it_is_whole() {
     });
     assert_eq!(names(&seen("slow")), ["ERROR.txt"]);
     drop(file);
-    eventually("a whole download", || names(&seen("slow")) == ["slow.gguf"]);
+    eventually("a whole download", || {
+        models(&seen("slow")) == ["slow.gguf"]
+    });
     assert!(fs::read(seen("slow/slow.gguf")).unwrap() == bytes);
 
     // At full length from the start, and resumed later: only the file beside it tells.
@@ -498,7 +504,7 @@ fn a_download_is_not_served_before_it_is_whole() {
     assert!(why.contains("resumed.gguf.aria2 is beside it"), "{why}");
     fs::remove_file(at("resumed.gguf.aria2")).unwrap();
     eventually("a resumed download", || {
-        names(&seen("resumed")) == ["resumed.gguf"]
+        models(&seen("resumed")) == ["resumed.gguf"]
     });
 
     // Under another name until it is whole.
@@ -507,7 +513,7 @@ fn a_download_is_not_served_before_it_is_whole() {
     assert!(!seen("named").exists());
     fs::rename(at("named.gguf.part"), at("named.gguf")).unwrap();
     eventually("a renamed download", || {
-        names(&seen("named")) == ["named.gguf"]
+        models(&seen("named")) == ["named.gguf"]
     });
     mount.unmount();
 }
@@ -519,7 +525,7 @@ fn a_projector_that_is_broken_does_not_take_its_model_with_it() {
     text(&dir.path().join("mmproj-m.gguf"), "no model");
     let mount = Mounted::new(dir.path(), &["--layout", "plain", "--view", "merged"]);
     let seen = mount.path().join("m");
-    assert_eq!(names(&seen), ["ERROR.txt", "m.gguf"]);
+    assert_eq!(models(&seen), ["ERROR.txt", "m.gguf"]);
     let why = fs::read_to_string(seen.join("ERROR.txt")).unwrap();
     assert!(
         why.contains("mmproj-m.gguf: ") && why.contains("not a GGUF file"),
@@ -527,7 +533,7 @@ fn a_projector_that_is_broken_does_not_take_its_model_with_it() {
     );
     model(&dir.path().join("mmproj-m.gguf"));
     eventually("a projector", || {
-        names(&seen) == ["m.gguf", "mmproj-m.gguf"]
+        models(&seen) == ["m.gguf", "mmproj-m.gguf"]
     });
     mount.unmount();
 }
