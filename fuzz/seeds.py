@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seed corpora, fuzz/seeds/header and fuzz/seeds/model."""
+"""Writes the seed corpora, a folder in fuzz/seeds for each target."""
 
 import shutil
 import struct
@@ -84,7 +84,29 @@ def main():
         "three": bytes([1, 1, 2, 0, 0]) + bare,
         "wide": bytes([1, 9, 2, 0, 0]) + wide,
     }
-    for target, seeds in {"header": header, "model": model}.items():
+    lines = lambda *names: "\n".join(names).encode()
+    discovery = {
+        "set": lines("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "n.gguf"),
+        "widths": lines("m-1-of-2.gguf", "m-00002-of-00002.gguf", "m.gguf-00001-of-00200.gguf"),
+        "pieces": lines("m.gguf.part1of2", "m.gguf.part2of2", "m.gguf.001", "m.gguf.002", "n.gguf.aa", "n.gguf.ab"),
+        "projectors": lines("mmproj-m-f16.gguf", "m-Q4_0.gguf", "mmproj.gguf"),
+        "large": lines("m-00001-of-4294967295.gguf", "m.gguf.part4000000000", "m.gguf.part0"),
+    }
+    options = {
+        "fstab": b"rw,noauto,nofail,_netdev,x-systemd.automount,allow_other,view=merged",
+        "sizes": b"split-max-size=2G,max-file-size=fat32,no-tensor-first-split",
+        "owners": b"uid=1000,gid=1000,umask=022,fsname=a\\,b,subtype=ggufuse",
+        "limits": b"split-max-tensors=7,cache=page,log-file=/dev/null,metrics=9464,setuid=1:2",
+        "overrides": b"override-kv=a=int:1,remove-kv=b,set-kv-file=c=/x,overlay=/y",
+    }
+    overrides = {
+        "plain": b"a=int:1,b=bool:true,c=float:1.5,e=str:x",
+        "arrays": b'd=arr[str]:["a","b,c"],f=arr[u32]:[1,2],g=u64:18446744073709551615',
+        "quoted": b'"h=str:a,""b""",a=int:2',
+        "kept": b"general.alignment=u32:128,general.architecture=str:gpt2",
+    }
+    all_seeds = {"header": header, "model": model, "discovery": discovery, "options": options, "overrides": overrides}
+    for target, seeds in all_seeds.items():
         folder = Path(__file__).parent / "seeds" / target
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

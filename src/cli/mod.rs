@@ -73,6 +73,22 @@ fn execute<A: Parser>(
     }
 }
 
+/// Whether the `-o LIST` of `mount` is understood; the list is not acted on.
+///
+/// # Errors
+/// Why not, for people.
+pub fn check_mount_options(list: &str) -> Result<(), String> {
+    let words = ["ggufuse", "mount", "source", "mountpoint"];
+    let args = Args::try_parse_from(words).map_err(|error| error.to_string())?;
+    let Verb::Mount(mut mount) = args.verb else {
+        return Err("not a mount".to_owned());
+    };
+    mount.options.push(list.to_owned());
+    options::apply(&mut mount)
+        .map(drop)
+        .map_err(|error| error.to_string())
+}
+
 /// A mount point as the mount table names it. Of a stale one only the parent can be resolved.
 fn resolve(path: &Path) -> PathBuf {
     let stale = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
