@@ -20,7 +20,7 @@ const RUNS: usize = 15;
 fn stretched(name: &str) -> Header {
     let (bytes, len) = oracle::header(name);
     let header = gguf::parse(bytes, len).map_err(|(error, _)| error).unwrap();
-    let mut body = Vec::new();
+    let mut body = Vec::<u8>::new();
     for kv in header.kvs() {
         if kv.key.ends_with(b".block_count") {
             let value = kv.value.len();
