@@ -52,10 +52,12 @@ fn cmp(a: &Path, b: &Path) {
     }
 }
 
+/// The GGUF files of a folder.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(dir)
         .unwrap()
         .map(|e| e.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "gguf"))
         .collect();
     files.sort();
     files

@@ -152,12 +152,13 @@ fn layers(n: usize, params: &Params, machine: &Machine) -> Result<Vec<Place>, Re
 
 /// Where each device's share of the layers ends, between 0 and 1.
 fn split_ends(params: &Params, machine: &Machine) -> Vec<f32> {
-    let host = machine.host.unwrap_or_default();
+    // Where that is not known such devices get equal shares.
+    let host = machine.host.map_or(1, |host| host.free);
     let share = |(d, device): (usize, &super::Device)| {
         if params.has_split() {
             params.tensor_split.get(d).copied().unwrap_or(0.0)
         } else if device.free == 0 && device.total == 0 {
-            host.free as f32
+            host as f32
         } else {
             device.free as f32
         }
