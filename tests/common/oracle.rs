@@ -55,8 +55,8 @@ struct Stored {
 }
 
 /// The files: per model its name's length, file size and header's length, then name and header.
-fn stored() -> Vec<Stored> {
-    let blob = unpacked("headers.zst".as_ref());
+fn stored(path: &str) -> Vec<Stored> {
+    let blob = unpacked(path.as_ref());
     let mut rest = blob.as_slice();
     let mut models = Vec::new();
     while let Some((fixed, tail)) = rest.split_first_chunk::<16>() {
@@ -77,6 +77,11 @@ fn stored() -> Vec<Stored> {
 
 /// The models.
 pub fn models() -> Vec<Named> {
+    models_in("headers.zst")
+}
+
+/// The models of a file of headers.
+pub fn models_in(path: &str) -> Vec<Named> {
     let parsed = |file: Stored| {
         let header = gguf::parse(file.header, file.len).map_err(|(error, _)| error);
         Named {
@@ -84,18 +89,24 @@ pub fn models() -> Vec<Named> {
             model: Model::new(&[header.unwrap()]).unwrap(),
         }
     };
-    stored().into_iter().map(parsed).collect()
+    stored(path).into_iter().map(parsed).collect()
 }
 
 /// The header and file length of a model.
 pub fn header(name: &str) -> (Vec<u8>, u64) {
-    let file = stored().into_iter().find(|file| file.name == name).unwrap();
+    let file = stored("headers.zst")
+        .into_iter()
+        .find(|file| file.name == name)
+        .unwrap();
     (file.header, file.len)
 }
 
 /// The place of a model in the list.
 pub fn place(name: &str) -> usize {
-    stored().iter().position(|file| file.name == name).unwrap()
+    stored("headers.zst")
+        .iter()
+        .position(|file| file.name == name)
+        .unwrap()
 }
 
 /// The rows of a table.

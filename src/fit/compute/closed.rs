@@ -105,7 +105,7 @@ impl Sizes {
         let devices = 0..placement.n_devices();
         let first = devices.map(Place::Device).find(|&place| on(place));
         let copies = setting.backends().copies as f64;
-        let output = placement.output();
+        let output = output_place(setting);
         let offloads =
             params.op_offload && setting.batch().tokens >= 32 && placement.n_devices() > 0;
         let host_weight = largest_host_weight(setting);
@@ -121,13 +121,21 @@ impl Sizes {
             }
             _ => (2.0 * self.stream + self.masks) * copies,
         };
+        let mut peak: f64 = 0.0;
         let works = match place {
-            Place::Host => on(Place::Host) && !offloads,
+            Place::Host => host_weight > 0.0 && !offloads,
             Place::Device(_) => on(place) || takes_over,
         };
-        let mut peak: f64 = 0.0;
         if works {
             peak = self.network.max(self.attention) + 3.0 * self.stream;
+        }
+        // What attention multiplies is no weight: it is not handed over, unless it is one node.
+        let fused = self.flash_attention && has_kernel(setting);
+        if place == Place::Host
+            && !fused
+            && (on(Place::Host) || !params.kv_offload || !has_kernel(setting))
+        {
+            peak = peak.max(self.attention);
         }
         // Caches on the host are copied for attention on a device, and so are matrices.
         if takes_over {
@@ -147,34 +155,39 @@ impl Sizes {
     }
 }
 
-/// Whether attention is one fused node. `Auto` is so for the sizes of heads that CUDA has kernels for, if nothing is in the way: biases
-/// on the logits, or caches that are not where their layer is.
+/// Whether attention is one fused node. `Auto` is so if the device has it and nothing is in the way: caches that are not where their
+/// layer is.
 fn is_fused(setting: Setting<'_>) -> bool {
     let hp = &setting.model.hparams;
-    let biased = setting
-        .model
-        .tensors()
-        .iter()
-        .any(|t| t.name.contains("attn_rel_b"));
-    let size = |il: usize| {
-        let same = hp.head_k(il) == hp.head_v(il);
-        matches!(
-            (hp.head_k(il), same),
-            (40 | 64 | 72 | 80 | 96 | 112 | 128 | 256 | 512, true)
-        ) || matches!(
-            (hp.head_k(il), hp.head_v(il)),
-            (192, 128) | (320, 256) | (576, 512)
-        )
-    };
-    let sizes = || (0..hp.n_layer()).all(|il| hp.n_head_kv(il) == 0 || size(il));
     let shared = hp.memory == MemoryKind::Hybrid || hp.n_layer_kv_from_start.is_some();
     let apart = shared && !(setting.params.kv_offload && setting.is_all_offloaded());
+    let mut tensors = setting.model.tensors().iter();
+    let biased = tensors.any(|t| t.name.contains("attn_rel_b"));
     match setting.context.flash_attn {
         FlashAttn::Off => false,
         _ if biased => false,
         FlashAttn::On => true,
-        FlashAttn::Auto => sizes() && !apart,
+        FlashAttn::Auto => has_kernel(setting) && !apart,
     }
+}
+
+/// Whether CUDA has flash attention for the heads of all layers.
+fn has_kernel(setting: Setting<'_>) -> bool {
+    let hp = &setting.model.hparams;
+    let mut layers = (0..hp.n_layer()).filter(|&il| hp.n_head_kv(il) > 0);
+    layers.all(|il| match (hp.head_k(il), hp.head_v(il)) {
+        (40 | 64 | 72 | 80 | 96 | 112 | 128 | 256 | 512, v) => v == hp.head_k(il),
+        (192, 128) | (320, 256) | (576, 512) => true,
+        _ => false,
+    })
+}
+
+/// Where logits are computed.
+fn output_place(setting: Setting<'_>) -> Place {
+    let (model, placement) = (setting.model, setting.placement);
+    let home = placement.output();
+    let matrix = model.find("output.weight").or(model.tied_output());
+    matrix.map_or(home, |i| placement.redirect(i, home))
 }
 
 /// Masks and the row numbers of caches; and the largest mask, in single precision.
@@ -228,7 +241,7 @@ fn largest_host_weight(setting: Setting<'_>) -> f64 {
     let (model, placement) = (setting.model, setting.placement);
     let tied = model
         .tied_output()
-        .filter(|_| placement.output() == Place::Host);
+        .filter(|_| output_place(setting) == Place::Host);
     let tensors = model.tensors().iter().enumerate();
     let host = tensors.filter(|(i, t)| {
         let read = t.role != Role::Input || Some(*i) == tied;

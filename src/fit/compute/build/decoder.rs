@@ -1,6 +1,7 @@
 //! Transformers with one attention and one feed-forward network per layer, one after the other: LLaMA, GPT and their relatives,
 //! with or without experts and sliding windows.
 
+use super::deepstack::Deepstack;
 use super::style::{Input, Network, Pick, Positions, QkNorm, Rotated, Style, style};
 use super::{Activation, Build, Error, Experts, Extras, FFN, Norm, Qkv, SHARED_EXPERT, SelfInputs};
 use crate::fit::compute::graph::{F32, Glu, Id, Unary};
@@ -115,59 +116,6 @@ fn positions_per_token(b: &Build<'_>) -> u64 {
         _ => false,
     };
     if sections { 4 } else { 1 }
-}
-
-/// Embeddings of images for deeper layers, which come in behind those for the first one.
-struct Deepstack {
-    /// Layers after which the next part is added.
-    layers: usize,
-    /// The part that is added before each layer, if any.
-    mapping: Vec<i128>,
-}
-
-impl Deepstack {
-    fn of(b: &Build<'_>) -> Result<Deepstack, Error> {
-        let layers = b.hp.keys.opt("n_deepstack_layers")?.unwrap_or(0);
-        Ok(Deepstack {
-            layers: usize::try_from(layers).unwrap_or(usize::MAX),
-            mapping: b
-                .hp
-                .keys
-                .ints("deepstack_mapping")
-                .unwrap_or_default()
-                .to_vec(),
-        })
-    }
-
-    fn before(&self, b: &mut Build<'_>, il: usize, x: Id, embedded: Id) -> Id {
-        let part = self
-            .mapping
-            .get(il)
-            .and_then(|&part| u64::try_from(part).ok());
-        match part {
-            Some(part) if il > 0 => add_part(b, x, embedded, part),
-            _ => x,
-        }
-    }
-
-    fn after(&self, b: &mut Build<'_>, il: usize, x: Id, embedded: Id) -> Id {
-        if il < self.layers {
-            add_part(b, x, embedded, il as u64 + 1)
-        } else {
-            x
-        }
-    }
-}
-
-fn add_part(b: &mut Build<'_>, x: Id, embedded: Id, part: u64) -> Id {
-    let ([width, n, ..], nb) = (b.g[embedded].ne, b.g[embedded].nb);
-    let part = b.g.view(
-        embedded,
-        &[width, n],
-        &nb[1..2],
-        part.saturating_mul(width * nb[0]),
-    );
-    b.g.add(x, part)
 }
 
 /// A layer; nothing for one without network, whose result llama.cpp drops.
@@ -287,7 +235,9 @@ fn attention(
     };
     match style.qk_norm {
         QkNorm::BeforeRope => qkv = qk_norm(b, il, qkv, style),
-        QkNorm::RejoinedRows => qkv = b.row_norms(il, qkv, style.norm),
+        QkNorm::RejoinedRows if b.has(il, "attn_q_norm", "weight") => {
+            qkv = b.row_norms(il, qkv, style.norm);
+        }
         _ => {}
     }
     let rotated = inputs.rotated[il];

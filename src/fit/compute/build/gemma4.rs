@@ -65,7 +65,8 @@ pub(super) fn per_layer_inputs(b: &mut Build<'_>, x: Id) -> Result<Id, Error> {
 /// Slice `i` of the third dimension.
 pub(super) fn slice(b: &mut Build<'_>, x: Id, i: u64) -> Id {
     let ([n0, n1, ..], nb) = (b.g[x].ne, b.g[x].nb);
-    let (row, step) = (n0 * nb[0], n0 * n1 * nb[0]);
+    let row = n0.saturating_mul(nb[0]);
+    let step = row.saturating_mul(n1);
     b.g.view(x, &[n0, n1], &[row], i.saturating_mul(step))
 }
 

@@ -5,6 +5,7 @@
 
 mod attention;
 mod decoder;
+mod deepstack;
 mod delta_net;
 mod encoder;
 mod ffn;
