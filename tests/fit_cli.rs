@@ -149,6 +149,64 @@ fn host_memory_is_looked_at() {
     assert!(report("--device=CPU=1GiB").contains("the host lacks"));
 }
 
+/// Model, context and compute of the first device, with the parameters as given.
+fn first_device(model: &Path, args: &[&str]) -> [u64; 3] {
+    let all = [
+        args,
+        &["-c", "8192", "--device=CUDA0=400GiB", "--json", "--measure"],
+    ]
+    .concat();
+    let out = fit(model, &all);
+    let error = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(0), "{args:?}: {error}");
+    let json: Value = serde_json::from_str(&stdout(&out)).unwrap();
+    ["model", "context", "compute"].map(|term| json["devices"][0][term].as_u64().unwrap())
+}
+
+#[test]
+fn a_draft_model_and_mtp_layers_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let large = model(dir.path(), "llama-3.1-8b-instruct.Q4_K_M");
+    let small = model(dir.path(), "llama-3.2-1b-instruct.Q4_K_M");
+    let (one, other) = (first_device(&large, &[]), first_device(&small, &[]));
+    let both = first_device(&large, &["-md", small.to_str().unwrap()]);
+    assert_eq!(both[0], one[0] + other[0]);
+    assert_eq!(both[1], one[1] + other[1]);
+    // A draft needs one row of logits, not a batch of them.
+    assert!(one[2] < both[2] && both[2] < one[2] + other[2], "{both:?}");
+    let nextn = model(dir.path(), "glm-4.5-air.Q4_K_M");
+    let (without, with) = (
+        first_device(&nextn, &[]),
+        first_device(&nextn, &["--spec-type", "draft-mtp"]),
+    );
+    assert!(
+        (0..3).all(|term| without[term] < with[term]),
+        "{without:?} {with:?}"
+    );
+}
+
+#[test]
+fn a_projector_widens_the_margin_of_the_first_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let llama = model(dir.path(), "llama-3.1-8b-instruct.Q4_K_M");
+    let projector = dir.path().join("mmproj.gguf");
+    let mut gguf = common::GgufBuilder::sample(1, 1 << 20);
+    let text = |s: &str| [&(s.len() as u64).to_le_bytes(), s.as_bytes()].concat();
+    gguf.kvs = vec![common::kv("general.architecture", 8, &text("clip"))];
+    gguf.write(&projector);
+    let context = |args: &[&str]| {
+        let all = [args, &["--device=CUDA0=8GiB"]].concat();
+        let line = stdout(&fit(&llama, &all));
+        line.split(' ').nth(1).unwrap().parse::<u32>().unwrap()
+    };
+    assert!(context(&["--mmproj", projector.to_str().unwrap()]) < context(&[]));
+    let out = fit(
+        &llama,
+        &["--mmproj", llama.to_str().unwrap(), "--device=CUDA0=8GiB"],
+    );
+    assert_eq!(out.status.code(), Some(4), "a model is no projector");
+}
+
 /// What a program is called with.
 fn words_of(shell: &mut Command, input: &[u8]) -> Vec<u8> {
     let mut child = shell
