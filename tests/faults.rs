@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::disk::{LoopDisk, can_mount};
+use common::disk::{LoopDisk, can_mount, sh};
 use common::{GgufBuilder, Mounted, ggufuse};
 use ggufuse::layout::VirtualFile;
 use ggufuse::mount::{MountOptions, Unmounter, serve};

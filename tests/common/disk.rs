@@ -16,7 +16,8 @@ pub fn can_mount() -> bool {
     can
 }
 
-fn sh(line: &str, args: &[&Path]) -> String {
+/// Runs a shell line that must succeed; what it prints.
+pub fn sh(line: &str, args: &[&Path]) -> String {
     let out = Command::new("sh")
         .args(["-ec", line, "sh"])
         .args(args)
