@@ -1,4 +1,4 @@
-//! Graph builders against what llama.cpp b11434 measures on simulated devices for tiny models of 133 architectures, and the closed
+//! Graph builders against what llama.cpp b11434 measures on simulated devices for tiny models of 132 architectures, and the closed
 //! form that stands in for a builder against all that is known.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(clippy::print_stdout, reason = "the worst rows are for people")]
@@ -13,10 +13,9 @@ use ggufuse::fit::{CacheLayout, Context, Placement, Task, measure};
 use oracle::{models, models_in, rows};
 
 /// Architectures without a builder.
-const UNKNOWN: [&str; 8] = [
+const UNKNOWN: [&str; 7] = [
     "cogvlm",
     "grovemoe",
-    "hrm_text",
     "kimi-k3",
     "minimax-01",
     "minimax-m3",

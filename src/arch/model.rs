@@ -135,7 +135,9 @@ fn role(hparams: &Hparams, name: &str) -> Role {
     match name.split('.').next().unwrap_or_default() {
         "token_embd" | "position_embd" | "token_types" | "per_layer_token_embd" => Role::Input,
         "token_embd_norm" if output_norm => Role::Output,
-        "token_embd_norm" | "per_layer_model_proj" | "per_layer_proj_norm" => Role::Layer(0),
+        "token_embd_norm" | "per_layer_model_proj" | "per_layer_proj_norm" | "hrm" => {
+            Role::Layer(0)
+        }
         "rope_freqs" | "rope_factors_long" | "rope_factors_short" => Role::Rope,
         "masked_embd_centroids" | "masked_embd_ordering" => Role::Unused,
         _ => Role::Output,
