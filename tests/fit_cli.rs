@@ -190,7 +190,7 @@ fn a_projector_widens_the_margin_of_the_first_device() {
     let dir = tempfile::tempdir().unwrap();
     let llama = model(dir.path(), "llama-3.1-8b-instruct.Q4_K_M");
     let projector = dir.path().join("mmproj.gguf");
-    let mut gguf = common::GgufBuilder::sample(1, 1 << 20);
+    let mut gguf = common::GgufBuilder::sample(1, 16 << 20);
     let text = |s: &str| [&(s.len() as u64).to_le_bytes(), s.as_bytes()].concat();
     gguf.kvs = vec![common::kv("general.architecture", 8, &text("clip"))];
     gguf.write(&projector);
