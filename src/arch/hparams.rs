@@ -2,7 +2,7 @@ use super::keys::{Keys, Value};
 use super::memory::MemoryKind;
 use super::recurrent::{is_recurrent, recurrent_layers};
 use super::window::{SlidingWindow, window};
-use super::{ArchError, MAX_DIM, MAX_LAYERS};
+use super::{ArchError, MAX_DIM, MAX_EXPERTS, MAX_LAYERS};
 
 /// Multi-head latent attention: heads after decompression, and the ranks before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -174,6 +174,13 @@ impl Hparams {
         if matches!(arch, "hunyuan-dense" | "hunyuan_vl") && n_expert <= 1 {
             n_expert = 0;
             n_expert_used = vec![0; n_all];
+        }
+        let used = n_expert_used.iter().copied().max().unwrap_or(0);
+        if n_expert > MAX_EXPERTS {
+            return Err(range("expert_count", n_expert));
+        }
+        if used > n_expert {
+            return Err(range("expert_used_count", used));
         }
         let head_0 = n_head.first().copied().unwrap_or(0);
         let default_head = n_embd.checked_div(head_0).unwrap_or(0);

@@ -23,6 +23,8 @@ pub use window::{SlidingWindow, WindowShape};
 pub const MAX_LAYERS: u64 = 512;
 /// No dimension of a real model comes near this; it keeps products of them within 64 bits.
 pub const MAX_DIM: u64 = 1 << 24;
+/// llama.cpp's `LLAMA_MAX_EXPERTS`.
+pub const MAX_EXPERTS: u64 = 1024;
 
 /// Why a header does not describe a model that llama.cpp would load.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
