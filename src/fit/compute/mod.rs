@@ -12,14 +12,15 @@ mod cuda;
 pub mod graph;
 mod hints;
 mod ops;
+mod probe;
 pub mod sched;
 pub mod setting;
 mod state_ops;
 
 use build::Error;
-use graph::{Backend, Fused, Graph, Id};
+use graph::{Backend, Graph, Id};
 use sched::Schedule;
-use setting::{Batch, Setting};
+use setting::Setting;
 
 use crate::fit::FlashAttn;
 
@@ -83,12 +84,17 @@ impl Plan {
 /// # Errors
 /// As [`measure`].
 pub fn plan(setting: Setting<'_>) -> Result<Plan, Error> {
-    let flash_attention = match setting.context.flash_attn {
-        FlashAttn::On => true,
-        FlashAttn::Off => false,
-        FlashAttn::Auto => is_supported(setting, Fused::FlashAttention, 1)?,
+    let (open, wanted) = match setting.context.flash_attn {
+        FlashAttn::On => (false, true),
+        FlashAttn::Off => (false, false),
+        FlashAttn::Auto => (true, true),
     };
-    let mut graph = build::graph(setting, setting.batch(), flash_attention)?;
+    let mut graph = build::graph(setting, setting.batch(), wanted)?;
+    let mut flash_attention = wanted;
+    if open && !probe::flash_attention(setting, &graph)? {
+        flash_attention = false;
+        graph = build::graph(setting, setting.batch(), false)?;
+    }
     let schedule = sched::schedule(&mut graph, setting.backends());
     Ok(Plan {
         graph,
@@ -96,23 +102,4 @@ pub fn plan(setting: Setting<'_>) -> Result<Plan, Error> {
         flash_attention,
         host: setting.backends().host(),
     })
-}
-
-/// Whether every node of an operation runs on the backend of its layer, in a batch of so many tokens of each sequence
-/// (`llama_context::resolve_fused_ops`).
-fn is_supported(setting: Setting<'_>, fused: Fused, tokens: u64) -> Result<bool, Error> {
-    let sequences = setting.batch().sequences;
-    let tokens = tokens.saturating_mul(sequences);
-    let batch = Batch {
-        tokens,
-        sequences,
-        outputs: tokens,
-    };
-    let graph = build::graph(setting, batch, true)?;
-    let pinned = tokens < 32 || setting.is_all_offloaded();
-    let norms = graph.norms.iter().filter(|_| pinned);
-    let pins: Vec<(Id, Backend)> = norms.map(|(id, il)| (*id, setting.layer(*il))).collect();
-    let at = sched::assign(&graph, setting.backends(), &pins);
-    let mut nodes = graph.fused.iter().filter(|(kind, ..)| *kind == fused);
-    Ok(nodes.all(|(_, id, il)| at[id.index()] == Some(setting.layer(*il))))
 }
