@@ -225,20 +225,13 @@ fn missing_and_foreign_pieces_are_refused() {
 }
 
 #[test]
-fn a_name_that_claims_billions_of_pieces_costs_nothing() {
+fn a_name_that_claims_billions_of_pieces_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    let bytes = GgufBuilder::sample(1, 100).bytes();
-    for name in [
-        "m.gguf.part1of4000000000",
-        "n.gguf.part4000000000",
-        "n.gguf.part1",
-    ] {
-        fs::write(dir.path().join(name), &bytes).unwrap();
+    for name in ["m.gguf.part1of4000000000", "n.gguf.part4000000000"] {
+        let path = dir.path().join(name);
+        fs::write(&path, GgufBuilder::sample(1, 100).bytes()).unwrap();
+        assert!(model::load(&path).is_err(), "{name}");
     }
-    let load = |name| model::load(&dir.path().join(name));
-    assert!(load("m.gguf.part1of4000000000").is_err());
-    // Whatever that is: it is told without a list of four billion paths.
-    drop(load("n.gguf.part1"));
 }
 
 #[test]
