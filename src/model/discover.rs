@@ -135,9 +135,6 @@ fn of_file(path: &Path) -> Found {
         .unwrap_or_else(single)
 }
 
-/// No file is cut into more pieces. What a name claims is not believed, or a list of all would be as long.
-const MAX_PIECES: u32 = 10_000;
-
 /// No set has more members: `split.count` is a u16. A name that claims more is a single file's.
 const MAX_SHARDS: u32 = 65_535;
 
@@ -243,8 +240,6 @@ fn join(place: &Place<'_>, mut pieces: Vec<(PieceName, OsString)>) -> Option<Log
         Some(count) => count.saturating_add(first).saturating_sub(1).max(highest),
         None => highest,
     };
-    // A number that nobody cuts a file into: of so many some are missing, which the first ones tell as well.
-    let last = last.min(first.saturating_add(MAX_PIECES));
     let path = |no| match by_no.get(&no) {
         Some(&name) => place.path(name),
         None => place.path(&any.sibling(no)),
