@@ -1,6 +1,6 @@
 //! Virtual files written to disk, so that a crash at any point loses nothing and leaves no half file under a final name.
 //!
-//! A file is written beside its final name, synced, and renamed; nothing is ever overwritten. [`write`] does that for a
+//! A file is written beside its final name, synced, and renamed; nothing is ever overwritten. [`write()`] does that for a
 //! set of files at once. [`drain`] writes one file and deletes its sources, each only once its bytes are durable in the
 //! output, with a journal by which an interrupted run is taken up again.
 

@@ -2,7 +2,7 @@
 //!
 //! The largest of three situations decides on each device: a layer at work, the logits, or the work on weights that lie in host
 //! memory and are copied in. Widths are taken from the tensors, so that no key of an unknown architecture is needed but those that
-//! all have. Measured on all rows that are known exactly, as if their architectures were not, [`with_margin`] keeps the
+//! all have. Measured on all rows that are known exactly, as if their architectures were not, `with_margin` keeps the
 //! estimate above the truth.
 
 use super::Compute;

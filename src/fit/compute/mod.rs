@@ -2,7 +2,7 @@
 //!
 //! Four steps, as llama.cpp takes them: a builder makes the graph of one prompt batch ([`build`]), the scheduler assigns its
 //! nodes to backends and copies what has to move ([`sched`]), CUDA asks for tensors to be kept for its fused kernels
-//! ([`hints`]), and the allocator is replayed on sizes ([`alloc`]). Nothing of that is an estimate; where no builder knows the
+//! (`hints`), and the allocator is replayed on sizes (`alloc`). Nothing of that is an estimate; where no builder knows the
 //! architecture, [`closed`] makes one.
 
 mod alloc;
